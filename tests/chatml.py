@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from polydraft.training.windows import train_tokenizer
+from polydraft.training.token_files import train_tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
 TEXT = ["How many are there? There are three: one, two and three.\n", "Say 点 or €.\n"] * 20

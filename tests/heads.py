@@ -10,10 +10,9 @@ from torch import Tensor
 from polydraft.drafters import Drafter
 from polydraft.drafters.draft_rows import draft_rows
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
-from polydraft.drafters.heads.drafter import HeadDrafter, HeadState, TreePass
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
-from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,

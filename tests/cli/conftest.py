@@ -5,7 +5,7 @@ import torch
 from chatml import save_chat_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polydraft.training.windows import train_tokenizer
+from polydraft.training.token_files import train_tokenizer
 
 TEXT = [
     "def add(a, b):\n    return a + b\n",

@@ -23,7 +23,7 @@ from polydraft.cli.printing import console, on_one_line, progress_bar, styled, v
 from polydraft.cli.process import exit_code_of, stopped
 from polydraft.errors import InvalidParameter
 from polydraft.models import StreamDecoder
-from polydraft.training.windows import train_tokenizer
+from polydraft.training.token_files import train_tokenizer
 
 STEERING = "\x1b[2J \x9b31m \a \b \r \x7f \u202e \u2066 \u2028"
 MARKUP = "[/] [bold [red]x[/red] [link=a] :smile:"

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from polydraft.errors import InvalidParameter
 from polydraft.models import Message, check_shown, conversation_ids
-from polydraft.training.windows import train_tokenizer
+from polydraft.training.token_files import train_tokenizer
 
 CHAT = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] + ':' + message['content'] + '\n' }}{% endfor %}"

@@ -19,7 +19,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import bytes_of, text_of
 from polydraft.models.text.stop_strings import checked_stop
 from polydraft.models.text.stream_decoder import _checked, _listed
-from polydraft.training.windows import train_tokenizer
+from polydraft.training.token_files import train_tokenizer
 
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
 

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from polydraft.drafters import HeadDrafter, Session
 from polydraft.drafters.heads.block_head import BlockHead
-from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining, block_slots, drawn_anchors, forced
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds
 from polydraft.trees import Frontier
 
 LENGTH = 14

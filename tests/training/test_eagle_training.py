@@ -11,16 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polydraft.drafters import Session
-from polydraft.drafters.heads.drafter import HeadDrafter
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
-from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text, reader_of
 from polydraft.training.heads.eagles import (
-    RENORMED,
+    PUBLISHED,
     ROW_LOSSES,
     Eagle1Training,
     Eagle3Training,
@@ -28,7 +27,7 @@ from polydraft.training.heads.eagles import (
     own_rows,
     unrolled,
 )
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds
 from polydraft.trees import Frontier
 
 VOCAB, WIDTH, LENGTH, PASSES = 24, 16, 13, 4
@@ -165,7 +164,7 @@ def test_eagle_3_learns_as_its_authors_do(fewer: bool, target: PreTrainedModel) 
     head, given = head_of("three"), texts(target)
     assert isinstance(head, Eagle3Head)
     ends = TargetEnds.of(target, TOKENS if fewer else None)
-    training = Eagle3Training(head, ends, PASSES, EagleLoss(RENORMED), own_rows(ends))
+    training = Eagle3Training(head, ends, PASSES, EagleLoss(PUBLISHED), own_rows(ends))
     tokens = TOKENS.tolist() if fewer else [*range(VOCAB)]
     wanted, outside = 0.0, 0
     with torch.no_grad():

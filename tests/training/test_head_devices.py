@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from polydraft.training import MAKERS, HeadSize
+from polydraft.training.heads.head_making import _is_copy
 from polydraft.training.heads.loop import measured
-from polydraft.training.heads.starting import _is_copy
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds
 
 VOCAB, LENGTH, READS = 24, 13, (1, 2)
 PARTS = ("ids", "valid", "features", "final", "lse")

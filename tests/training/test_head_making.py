@@ -17,17 +17,17 @@ import polydraft
 from polydraft.cli.train import run_train_head
 from polydraft.drafters import HeadDrafter, owned_networks, write_block
 from polydraft.drafters.heads.block_head import BlockHead
-from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, PathTerm, RecurrentMarkov
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
 from polydraft.options.commands.making_options import TrainHeadOptions
 from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
-from polydraft.training.heads.head_making import most_written, run_name
+from polydraft.training.heads.head_making import run_name
 from polydraft.training.heads.new_heads import usual_reads
-from polydraft.training.heads.shard_writing import continued, write_shards
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.shards import continued, most_written, write_shards
 
 VOCAB, LENGTH = 24, 32
 WRITING = WritingPlan(tokens=200, length=LENGTH, rows=4)
@@ -327,7 +327,7 @@ def test_a_block_head_for_another_target_or_without_a_form_is_refused_before_the
     changes: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = HeadDrafter(BlockHead(replace(fresh_block().shape, **changes), PathTerm()), HeadEnds())
-    monkeypatch.setattr("polydraft.training.heads.head_making.load_start", lambda folder, model: given)
+    monkeypatch.setattr("polydraft.training.heads.head_making.load_head", lambda folder, layers: given)
     with pytest.raises(InvalidParameter, match=said):
         make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "h", plan("dspark", start=tmp_path / "first"))
     assert not (tmp_path / "work").exists()
@@ -337,11 +337,11 @@ def test_factors_at_the_ends_of_a_head_are_refused_and_its_depth_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = HeadDrafter(BlockHead(fresh_block().shape, PathTerm()), HeadEnds(softcap=5.0))
-    monkeypatch.setattr("polydraft.training.heads.head_making.load_start", lambda folder, model: first)
+    monkeypatch.setattr("polydraft.training.heads.head_making.load_head", lambda folder, layers: first)
     with pytest.raises(InvalidParameter, match="scales its embeddings or caps its logits"):
         make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "h", plan("dspark", start=tmp_path / "first"))
     heads = MAKERS["medusa"].make(target(), TargetEnds.of(target()), (1,), HeadSize(layers=2, drafts=4)).drafter
-    monkeypatch.setattr("polydraft.training.heads.head_making.load_start", lambda folder, model: heads)
+    monkeypatch.setattr("polydraft.training.heads.head_making.load_head", lambda folder, layers: heads)
     asked = plan("medusa", start=tmp_path / "first", size={"drafts": None})
     made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "medusa", asked)
     assert len(made.drafting.overlap) == 4

@@ -9,15 +9,21 @@ from heads import of_medusa
 from torch import Tensor, nn
 
 from polydraft.drafters import DraftRequest, Session
-from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.schemes import IID
 from polydraft.training.heads.last_state_training import MedusaTraining, asked_for, new_heads
-from polydraft.training.heads.row_losses import agreement, lk_alpha, lk_lambda, soft_cross_entropy, total_variation
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import (
+    TargetEnds,
+    agreement,
+    lk_alpha,
+    lk_lambda,
+    soft_cross_entropy,
+    total_variation,
+)
 from polydraft.trees import Chain
 
 VOCAB, WIDTH, LENGTH, DRAFTS = 24, 16, 14, 3

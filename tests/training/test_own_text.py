@@ -11,9 +11,8 @@ from transformers import LlamaForCausalLM
 
 from polydraft.models import HuggingFaceModel
 from polydraft.training import OwnText, PairRecipe, PairShape, write_own_text
-from polydraft.training.own_text import Alternating, continued
 from polydraft.training.pair import build_model
-from polydraft.training.windows import TOKEN, Windows
+from polydraft.training.token_files import TOKEN, Alternating, Windows, continued
 
 AMOUNT = OwnText(batches=3, rows=4, given=5, written=7, seed=2)
 SIZE = AMOUNT.rows * (AMOUNT.given + AMOUNT.written)

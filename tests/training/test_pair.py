@@ -10,7 +10,7 @@ import polydraft
 from polydraft.training import OwnText, PairRecipe, PairShape, Stage, export_pair, measure_quality, train_pair
 from polydraft.training.corpus import SourceFile
 from polydraft.training.pair import build_model
-from polydraft.training.windows import train_tokenizer
+from polydraft.training.token_files import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the Trainer's notes on absent accelerators
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from polydraft.training.windows import END_OF_TEXT, Windows, encode_files, train_tokenizer
+from polydraft.training.token_files import END_OF_TEXT, Windows, encode_files, train_tokenizer
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "class Point:\n    def __init__(self, x):\n        self.x = x\n"] * 20
 TOKENIZER = train_tokenizer(TEXTS, vocab_size=400, context=64)

@@ -1,14 +1,20 @@
 """Training: the embedded pair's corpus, recipe, losses, measurements and export; draft heads for any target."""
 
-from polydraft.training.export import export_pair
+from polydraft.training.export import Quality, export_pair, measure_quality
 from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head
 from polydraft.training.heads.loop import Drafting, HeadRecipe
 from polydraft.training.heads.new_heads import LOSSES, MAKERS, HeadSize
-from polydraft.training.heads.shard_writing import WritingPlan
-from polydraft.training.losses import distillation_loss, next_token_loss, overlap_loss
-from polydraft.training.measure import Quality, measure_quality
-from polydraft.training.own_text import OwnText, write_own_text
-from polydraft.training.pair import PairRecipe, PairShape, Stage, train_pair
+from polydraft.training.heads.shards import WritingPlan
+from polydraft.training.pair import (
+    PairRecipe,
+    PairShape,
+    Stage,
+    distillation_loss,
+    next_token_loss,
+    overlap_loss,
+    train_pair,
+)
+from polydraft.training.token_files import OwnText, write_own_text
 
 __all__ = [
     "LOSSES",

@@ -10,10 +10,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import Dataset
 from transformers import (
     LlamaConfig,
@@ -26,10 +28,41 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.training.corpus import SourceFile, gather
-from polydraft.training.losses import draft_distance, next_token_loss
 from polydraft.training.muon import Muon, has_fast_bfloat16
-from polydraft.training.own_text import Alternating, OwnText, write_own_text
-from polydraft.training.windows import Windows, encode_files, train_tokenizer
+from polydraft.training.token_files import Alternating, OwnText, Windows, encode_files, train_tokenizer, write_own_text
+
+
+def next_token_loss(logits: Float[Tensor, "b t V"], ids: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy, in nats, of each token given those before it."""
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def distillation_loss(draft_logits: Float[Tensor, "b t V"], target_logits: Float[Tensor, "b t V"]) -> Float[Tensor, ""]:
+    """Return the mean Kullback-Leibler divergence of the draft's rows from the target's, in nats.
+
+    KL(target || draft) = sum_x target(x) log(target(x) / draft(x)) at every position (DistillSpec,
+    arXiv 2310.08461, section 4: forward KL).
+    """
+    draft = functional.log_softmax(draft_logits.float(), dim=-1).flatten(0, 1)
+    target = functional.log_softmax(target_logits.float(), dim=-1).flatten(0, 1)
+    return functional.kl_div(draft, target, reduction="batchmean", log_target=True)
+
+
+def overlap_loss(draft_logits: Float[Tensor, "b t V"], target_logits: Float[Tensor, "b t V"]) -> Float[Tensor, ""]:
+    """Return the mean of -log sum_x min(target(x), draft(x)): the acceptance rate of a single draft, directly.
+
+    The sum is one minus the total variation distance and equals the acceptance probability of speculative
+    sampling (arXiv 2211.17192, theorem 3.5); its logarithm keeps the gradient alive where the overlap is small.
+    """
+    draft = torch.softmax(draft_logits.float(), dim=-1)
+    target = torch.softmax(target_logits.float(), dim=-1)
+    return -torch.minimum(draft, target).sum(dim=-1).clamp_min(1e-6).log().mean()
+
+
+def draft_distance(draft_logits: Float[Tensor, "b t V"], target_logits: Float[Tensor, "b t V"]) -> Float[Tensor, ""]:
+    """Return what the embedded draft is distilled by: KL(target || draft) plus -log of their overlap."""
+    return distillation_loss(draft_logits, target_logits) + overlap_loss(draft_logits, target_logits)
+
 
 Collect = Callable[[], tuple[list[SourceFile], list[SourceFile]]]
 
@@ -116,31 +149,25 @@ def build_model(shape: PairShape, recipe: PairRecipe, end_id: int) -> LlamaForCa
     return LlamaForCausalLM(config)
 
 
-class NextTokenTrainer(Trainer):
-    """A Trainer whose loss is plain next-token cross-entropy."""
+class PairTrainer(Trainer):
+    """A Trainer that learns from the text, by cross-entropy, or from a frozen teacher's distributions."""
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Return the cross-entropy of one batch of windows."""
-        outputs = model(input_ids=inputs["input_ids"], use_cache=False)
-        loss = next_token_loss(outputs.logits, inputs["input_ids"])
-        return (loss, outputs) if return_outputs else loss
-
-
-class DistillationTrainer(Trainer):
-    """A Trainer that moves the draft's distributions towards a frozen target's."""
-
-    def __init__(self, *args, target: PreTrainedModel, **keywords) -> None:
+    def __init__(self, *args, teacher: PreTrainedModel | None, **keywords) -> None:
         super().__init__(*args, **keywords)
-        self.frozen_target = cast(nn.Module, target.eval().requires_grad_(False)).to(self.args.device)
+        frozen = None if teacher is None else cast(nn.Module, teacher.eval().requires_grad_(False))
+        self.teacher = None if frozen is None else frozen.to(self.args.device)
         self.distance = torch.compile(draft_distance) if self.args.torch_compile else draft_distance
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Return KL(target || draft) plus -log of their overlap, for one batch of windows."""
+        """Return the cross-entropy of one batch of windows, or KL(teacher || draft) plus -log of their overlap."""
         ids: Tensor = inputs["input_ids"]
-        with torch.no_grad():
-            wanted = self.frozen_target(input_ids=ids, use_cache=False).logits
         outputs = model(input_ids=ids, use_cache=False)
-        loss = self.distance(outputs.logits, wanted)
+        if self.teacher is None:
+            loss = next_token_loss(outputs.logits, ids)
+        else:
+            with torch.no_grad():
+                wanted = self.teacher(input_ids=ids, use_cache=False).logits
+            loss = self.distance(outputs.logits, wanted)
         return (loss, outputs) if return_outputs else loss
 
 
@@ -165,18 +192,6 @@ def training_arguments(folder: Path, recipe: PairRecipe, stage: Stage) -> Traini
         seed=recipe.seed + stage.tokens + stage.data_offset,
         data_seed=recipe.seed + stage.tokens + stage.data_offset,
     )
-
-
-def trainer_options(
-    model: PreTrainedModel, folder: Path, text: Dataset[dict[str, Tensor]], recipe: PairRecipe, stage: Stage
-) -> dict[str, Any]:
-    """Return a Trainer's arguments for one stage: model, settings, windows and optimiser."""
-    return {
-        "model": model,
-        "args": training_arguments(folder, recipe, stage),
-        "train_dataset": text,
-        "optimizers": (Muon(model, stage.matrix_rate, stage.other_rate), None),
-    }
 
 
 def prepare_text(work: Path, recipe: PairRecipe, collect: Collect) -> PreTrainedTokenizerFast:
@@ -251,8 +266,14 @@ def train_stage(
     if final.is_dir():
         return final
     text = Windows(work / "train.u32", stage.tokens) if text is None else text
-    options = trainer_options(start(), folder, text, recipe, stage)
-    trainer = NextTokenTrainer(**options) if teacher is None else DistillationTrainer(target=_load(teacher), **options)
+    model = start()
+    trainer = PairTrainer(
+        model=model,
+        args=training_arguments(folder, recipe, stage),
+        train_dataset=text,
+        optimizers=(Muon(model, stage.matrix_rate, stage.other_rate), None),
+        teacher=None if teacher is None else _load(teacher),
+    )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
     trainer.save_model(str(final))
     return final

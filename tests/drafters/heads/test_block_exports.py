@@ -14,7 +14,7 @@ from transformers import Qwen3Config
 
 from polydraft.drafters import HeadDrafter, load_head, write_block
 from polydraft.drafters.heads.block_head import BlockHead
-from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 

@@ -18,10 +18,9 @@ from polydraft import EAGLE_25, BestFirst, Chain, Eagle2, Fixed, Widths
 from polydraft.catalogue import every_scheme
 from polydraft.conformance import check
 from polydraft.drafters import DraftRequest, Session
-from polydraft.drafters.heads import ends as ends_of_heads
-from polydraft.drafters.heads.drafter import HeadDrafter, HeadState
+from polydraft.drafters.heads import drafter as drafter_of_heads
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadState
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
-from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.drafters.model import SAMPLED
 from polydraft.errors import InvalidParameter, TargetMismatch, UnpairedScheme, VocabularyMismatch
@@ -418,7 +417,7 @@ def test_the_targets_rows_are_copied_once_for_a_head_and_anew_when_they_change(
     monkeypatch: pytest.MonkeyPatch, target: PreTrainedModel
 ) -> None:
     made: list[Tensor] = []
-    monkeypatch.setattr(ends_of_heads, "linear_of", lambda rows: made.append(rows) or linear_of(rows))
+    monkeypatch.setattr(drafter_of_heads, "linear_of", lambda rows: made.append(rows) or linear_of(rows))
     own: Any = copy.deepcopy(target)
     first, second = HeadEnds(tokens=TOKENS), HeadEnds(tokens=TOKENS[:9].clone())
     states = torch.randn(1, 2, WIDTH, dtype=own.dtype)

@@ -15,11 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.drafters.heads.drafter import HeadDrafter
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
-from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.eagle_reading import is_eagle, read_eagle
-from polydraft.drafters.heads.formats.eagle_writing import write_eagle
+from polydraft.drafters.heads.formats.eagle_folders import is_eagle, read_eagle, write_eagle
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import HuggingFaceModel, read_plain

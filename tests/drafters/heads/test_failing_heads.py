@@ -16,7 +16,7 @@ from torch import Tensor
 import polydraft
 from polydraft import BottomUp, Chain, Optimal, Widths
 from polydraft.drafters import DraftRequest, HeadDrafter
-from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
+from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds
 from polydraft.models import LanguageModel
 from polydraft.schemes import IID
 

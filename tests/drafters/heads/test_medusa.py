@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.conformance import check
-from polydraft.drafters import DraftRequest, Session
+from polydraft.drafters import DraftRequest, Session, load_head
 from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.formats.medusa_folders import is_medusa, read_medusa, write_medusa
-from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.formats.last_state_folders import is_medusa, read_medusa, write_medusa
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnpairedScheme
 from polydraft.models import HuggingFaceModel, read_plain, write_plain
 from polydraft.probs import Noise, SamplingParams
@@ -77,8 +77,8 @@ def reference(own: MedusaHeads, place: int, hidden: Tensor, vocab: int = VOCAB) 
         turned = linear.weight @ hidden + (0 if linear.bias is None else linear.bias)
         hidden = hidden + turned / (1 + torch.exp(-turned))
     table = target(vocab).get_output_embeddings().weight.detach() if head.lm_head is None else head.lm_head.weight
-    if own.known is not None and head.lm_head is None:
-        table = table[own.known]
+    if own.tokens is not None and head.lm_head is None:
+        table = table[own.tokens]
     return table @ hidden
 
 
@@ -407,9 +407,9 @@ def same_heads(one: MedusaHeads, other: MedusaHeads) -> None:
     for ours, theirs in zip(one, other, strict=True):
         rows = [head.double().logits(states, lambda found: found) for head in (ours, theirs)]
         torch.testing.assert_close(*rows, rtol=1e-5, atol=1e-5)
-    assert (one.known is None) == (other.known is None)
-    if one.known is not None:
-        assert torch.equal(one.known, other.known)
+    assert (one.tokens is None) == (other.tokens is None)
+    if one.tokens is not None:
+        assert torch.equal(one.tokens, other.tokens)
 
 
 @pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
@@ -474,13 +474,13 @@ def test_vllms_folders_with_fewer_tokens(tmp_path: Path, whole: bool) -> None:
     tensors["token_map"] = tokens[mixed]
     write_plain(tmp_path, config_c(cut, truncated_vocab_size=5), tensors)
     found = loaded(tmp_path)
-    assert found.known.tolist() == tokens.tolist() and found.rows == 5
+    assert found.tokens.tolist() == tokens.tolist() and found.rows == 5
     for place in range(2):
         wanted = full.head(place).lm_head.weight[tokens] if whole else cut.head(place).lm_head.weight
         assert torch.equal(found.head(place).lm_head.weight, wanted)
     untold = {**layout_c(cut)}
     write_plain(tmp_path / "first", config_c(cut, truncated_vocab_size=5), untold)
-    assert (loaded(tmp_path / "first").known, loaded(tmp_path / "first").rows) == (None, 5)
+    assert (loaded(tmp_path / "first").tokens, loaded(tmp_path / "first").rows) == (None, 5)
 
 
 @pytest.mark.parametrize("vllm", [False, True])
@@ -503,7 +503,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, vllm: bool, rows: str) ->
             write_medusa(of_medusa(cut), tmp_path, door)
         return
     write_medusa(of_medusa(cut), tmp_path / "cut", door, vllm=True, dtype=torch.float32)
-    assert loaded(tmp_path / "cut").known.tolist() == tokens.tolist()
+    assert loaded(tmp_path / "cut").tokens.tolist() == tokens.tolist()
 
 
 class Malice:
@@ -578,7 +578,7 @@ def test_a_file_that_runs_code_is_refused_and_not_run(tmp_path: Path, monkeypatc
 def refused(folder: Path, said: str) -> None:
     """Check that a folder is refused in one sentence that says this."""
     with pytest.raises(CheckpointError, match=said) as error:
-        read_medusa(read_plain(folder))
+        load_head(folder)
     assert "\n" not in str(error.value) and str(error.value).endswith(".") and str(error.value).count(". ") == 0
 
 

@@ -14,16 +14,14 @@ from test_block_heads import begun, text_of
 from torch import Tensor
 
 import polydraft
-from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.formats.mlp_folders import write_mlp
-from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
+from polydraft.drafters.heads.formats.last_state_folders import write_mlp
+from polydraft.drafters.heads.last_state_heads import MlpSpeculator
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.schemes import IID
 from polydraft.training.heads.last_state_training import SpeculatorTraining
-from polydraft.training.heads.row_losses import soft_cross_entropy
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds, soft_cross_entropy
 from polydraft.trees import BestFirst, Chain, Frontier, Widths
 from polydraft.verifiers import BottomUp, Optimal
 

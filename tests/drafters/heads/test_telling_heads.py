@@ -19,8 +19,8 @@ import polydraft
 from polydraft.drafters import is_head, load_head
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
-from polydraft.drafters.heads.formats.eagle_reading import is_eagle
-from polydraft.drafters.heads.medusa_heads import MedusaHeads
+from polydraft.drafters.heads.formats.eagle_folders import is_eagle
+from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.errors import CheckpointError
 from polydraft.models import write_plain
 

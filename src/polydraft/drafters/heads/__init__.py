@@ -1,7 +1,6 @@
 """Draft heads: drafters trained on the hidden states of their target."""
 
-from polydraft.drafters.heads.drafter import HeadDrafter, HeadNetwork, TreePass
-from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, TreePass
 from polydraft.drafters.heads.formats import is_head, load_head, write_block, write_eagle, write_medusa, write_mlp
 
 __all__ = [

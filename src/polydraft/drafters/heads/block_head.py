@@ -18,8 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
-from polydraft.drafters.heads.drafter import HeadNetwork, joined_states, parents_of, with_nodes
-from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
+from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, joined_states, of_parents, with_nodes
 from polydraft.drafters.heads.paths import PathTerm
 from polydraft.drafters.heads.sublayers import Anatomy, GemmaLayer, HeadCache, Layer, Norm, Seen
 from polydraft.errors import InvalidParameter, VocabularyMismatch
@@ -169,7 +168,7 @@ class BlockHead(HeadNetwork):
     ) -> list[tuple[Float[Tensor, "b g w h"], Float[Tensor, "b g w h"]]]:
         """Return each layer's keys and values of committed tokens, made of the target's hidden states."""
         joined = self.hidden_norm(self.fc(features))
-        turn = self._turn(places, joined.dtype)
+        turn = self.shape.anatomy.turn(places, joined.dtype)
         return [cast(Layer, layer).self_attn.keys(joined, turn) for layer in self.layers]
 
     def query(self, anchors: Float[Tensor, "b d"], mask: Float[Tensor, " d"] | None) -> Float[Tensor, "b B d"]:
@@ -190,11 +189,9 @@ class BlockHead(HeadNetwork):
 
         Args:
             query: what enters the first layer.
-            places: the slots' positions.
             seen: per layer, gives all keys and values, given the block's own.
-            masks: per layer, True where a slot may look at a key.
         """
-        turn = self._turn(places, query.dtype)
+        turn = self.shape.anatomy.turn(places, query.dtype)
         for layer, keys, mask in zip(self.layers, seen, masks, strict=True):
             query = layer(query, turn, keys, mask)
         return self.norm(query)
@@ -209,9 +206,6 @@ class BlockHead(HeadNetwork):
         """Tell which keys a slot may look at in a layer, by positions: the context, and its own block.
 
         Args:
-            layer: which.
-            queries: the slots' positions.
-            keys: the keys' positions.
             anchors: the position of each slot's anchor.
         """
         slot, key, anchor = queries.unsqueeze(-1), keys.unsqueeze(-2), anchors.unsqueeze(-1)
@@ -238,7 +232,7 @@ class BlockHead(HeadNetwork):
                 f"The head's mask is token {mask} and the target has {vocab_size} tokens: it was trained for another "
                 "target."
             )
-        rows = vocab_size if ends.tokens is None else len(ends.get_buffer("tokens"))
+        rows = vocab_size if ends.tokens is None else len(ends.tokens)
         rows = rows if ends.lm_head is None else ends.lm_head.out_features
         if path.known is not None and path.known < vocab_size:
             raise VocabularyMismatch(
@@ -283,10 +277,6 @@ class BlockHead(HeadNetwork):
         writers = [memory.writer(layer, places, stop) for layer in range(shape.layers)]
         return self.drafting(self.slots(self.query(embedded, mask), places, writers, masks))
 
-    def _turn(self, places: Int[Tensor, "b n"], dtype: torch.dtype):
-        own = self.shape.anatomy
-        return own.rotation.turn(places, own.channels, dtype)
-
 
 @dataclass(eq=False)
 class BlockPass:
@@ -327,4 +317,4 @@ class BlockPass:
         """Return the states of the nodes' parents; before the root's token the first state."""
         if not frontier.nodes.start:
             return self.head.path.begin(self.slots)
-        return self.paths.gather(1, parents_of(frontier).expand(-1, -1, self.paths.shape[-1]))
+        return of_parents(self.paths, frontier)

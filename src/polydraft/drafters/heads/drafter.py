@@ -1,9 +1,13 @@
-"""One drafter for all heads: what differs between them is the network (`HeadNetwork`), and how a tree grows from it."""
+"""One drafter for all heads: what differs between them is the network (`HeadNetwork`), and how a tree grows from it.
+
+A head has two ends, its own or the target's: the embeddings that it reads and the rows that it drafts from.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -11,23 +15,129 @@ from torch import Tensor, arange, cat, nn
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
 from polydraft.drafters.draft_rows import check_listed, draft_rows, listed
-from polydraft.drafters.heads.ends import BoundEnds, HeadEnds
 from polydraft.drafters.model import SAMPLED
-from polydraft.errors import InvalidParameter, TargetMismatch
-from polydraft.models import LanguageModel, Layer
+from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch
+from polydraft.models import LanguageModel, Layer, linear_of, module_of, weight_of
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import parts, shared
 from polydraft.schemes import Scheme, require_scheme
 from polydraft.trees import Draft, Frontier, Overlap, grow
 
+_ROWS: WeakKeyDictionary[nn.Module, tuple[Tensor, object, nn.Linear]] = WeakKeyDictionary()
+"""By target: the tokens of the head that was bound last, what both were then, and the target's rows of these tokens."""
 
-def parents_of(frontier: Frontier) -> Int[Tensor, "b f 1"]:
-    """Return the number of each node's parent; 0 for the root, which has none."""
+
+@dataclass(frozen=True, eq=False)
+class BoundEnds:
+    """A head's ends, for one target.
+
+    Args:
+        tokens: the head's tokens, as ids of the target; None where they are the same.
+    """
+
+    embed: Callable[[Int[Tensor, "b n"]], Float[Tensor, "b n d"]]
+    output: Callable[[Float[Tensor, "b n d"]], Float[Tensor, "b n v"]]
+    tokens: Int[Tensor, " v"] | None
+
+
+class HeadEnds(nn.Module):
+    """What a head has of its own at its ends; the target's is taken for the rest.
+
+    Args:
+        embed_tokens: input embeddings; None for the target's.
+        lm_head: output rows of the head's tokens; None for the target's.
+        tokens: the head's tokens, as rising ids of the target; None for all of them.
+        scale: what embeddings are multiplied by.
+        multiplier: what logits are multiplied by.
+        softcap: logits become softcap * tanh(logits / softcap); None leaves them.
+
+    Raises:
+        InvalidParameter: there are not as many output rows as tokens.
+    """
+
+    tokens: Int[Tensor, " v"] | None
+
+    def __init__(
+        self,
+        embed_tokens: nn.Embedding | None = None,
+        lm_head: nn.Linear | None = None,
+        tokens: Int[Tensor, " v"] | None = None,
+        scale: float = 1.0,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens, self.lm_head = embed_tokens, lm_head
+        self.register_buffer("tokens", tokens)
+        self.scale, self.multiplier, self.softcap = scale, multiplier, softcap
+        if lm_head is not None and tokens is not None and lm_head.out_features != len(tokens):
+            raise InvalidParameter(f"A head of {len(tokens)} tokens has {lm_head.out_features} output rows.")
+
+    def bound(self, target: LanguageModel, width: int) -> BoundEnds:
+        """Return the ends for a target, of a head of this hidden width.
+
+        Raises:
+            TargetMismatch: the target's embeddings have another width, and the head has none of its own.
+            VocabularyMismatch: the head has tokens that the target does not have.
+        """
+        like = target.embedded(torch.zeros(1, 1, dtype=torch.int64, device=target.facts.device))
+        self._check(target, width, like)
+        embed: Callable[[Tensor], Tensor] = target.embedded if self.embed_tokens is None else self.embed_tokens
+        if self.lm_head is not None:
+            output: Callable[[Tensor], Tensor] = self.lm_head
+        else:
+            rows = target.unembedded if self.tokens is None else _rows(target, self.tokens)
+            output = lambda states: rows(states.to(like.dtype))  # noqa: E731  the target's own precision
+        return BoundEnds(
+            embed if self.scale == 1 else lambda ids: embed(ids) * self.scale,
+            output if self.multiplier == 1 and self.softcap is None else lambda states: self._shaped(output(states)),
+            self.tokens,
+        )
+
+    def _shaped(self, logits: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
+        logits = logits * self.multiplier
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def _check(self, target: LanguageModel, width: int, like: Tensor) -> None:
+        known = target.facts.vocab_size
+        if self.embed_tokens is None:
+            if like.shape[-1] != width:
+                raise TargetMismatch(
+                    f"The head is {width} wide and the target's embeddings {like.shape[-1]}: it was trained for "
+                    "another target."
+                )
+        elif self.embed_tokens.num_embeddings < known:
+            raise VocabularyMismatch(
+                f"The head knows {self.embed_tokens.num_embeddings} tokens and the target has {known}: it "
+                "was trained for another target."
+            )
+        most = None if self.tokens is None else int(self.tokens.max()) + 1
+        rows = self.lm_head.out_features if self.lm_head is not None and most is None else most
+        if rows is not None and rows > known:
+            raise VocabularyMismatch(
+                f"The head drafts {rows} tokens and the target has {known}: it was trained for another target."
+            )
+
+
+def _rows(target: LanguageModel, tokens: Int[Tensor, " v"]) -> nn.Linear:
+    """Return the target's output rows of a head's tokens: copied once, and anew when the target's have changed."""
+    module = module_of(target)
+    head = None if module is None else cast(Any, module).get_output_embeddings()
+    if module is None or not isinstance(head, nn.Linear):
+        return linear_of(target.output_rows(tokens))
+    state, known = (weight_of(head.weight), weight_of(tokens)), _ROWS.get(module)
+    if known is None or known[0] is not tokens or known[1] != state:
+        known = _ROWS[module] = tokens, state, linear_of(target.output_rows(tokens))
+    return known[2]
+
+
+def of_parents(known: Float[Tensor, "b n d"], frontier: Frontier) -> Float[Tensor, "b f d"]:
+    """Return what is known of each node's parent, by the nodes' numbers; of node 0 for the root, which has none."""
     earlier = frontier.ancestors[..., : frontier.nodes.start]
     order = arange(1, earlier.shape[-1] + 1, device=earlier.device)
     last = (earlier * order).amax(-1) - 1 if earlier.shape[-1] else earlier.sum(-1)
-    return last.clamp_min(0).unsqueeze(-1)
+    return known.gather(1, last.clamp_min(0).unsqueeze(-1).expand(-1, -1, known.shape[-1]))
 
 
 def with_nodes(
@@ -83,36 +193,6 @@ class MadeFor:
 def joined_states(features: Features, layers: Sequence[Layer]) -> Float[Tensor, "b w r"]:
     """Return the hidden states of several layers joined, in this order."""
     return torch.cat([features.states[layer] for layer in layers], dim=-1)
-
-
-def check_target(session: Session, layers: Sequence[Layer], width: int, made_for: MadeFor) -> LanguageModel:
-    """Return the target of a session, if a head that reads these layers can have been trained for it.
-
-    Args:
-        session: the session.
-        layers: what the head reads.
-        width: how wide these states are.
-        made_for: what its folder says of its target.
-
-    Raises:
-        TargetMismatch: it has not these layers, is not as wide, or is another one by what the folder says.
-    """
-    if session.target is None:
-        raise InvalidParameter("A draft head reads its target's hidden states, and there is no target.")
-    target = session.target.model
-    depth, found = target.facts.layers, target.facts.width
-    beyond = [layer for layer in layers if layer != "final" and layer > depth] if depth is not None else []
-    if beyond:
-        raise TargetMismatch(
-            f"The head reads the output of {beyond[0]} layers and the target has {depth}: it was trained for another "
-            "target."
-        )
-    if found is not None and found != width:
-        raise TargetMismatch(
-            f"The head reads states {width} wide and the target's are {found}: it was trained for another target."
-        )
-    made_for.check(target)
-    return target
 
 
 class TreePass(Protocol):
@@ -182,15 +262,7 @@ Network = TypeVar("Network", bound=HeadNetwork, covariant=True)
 
 @dataclass(frozen=True, eq=False)
 class HeadState:
-    """What a head has of each text.
-
-    Args:
-        network: the head.
-        memory: what it keeps of committed tokens.
-        ends: its ends, for the target.
-        params: its sampling settings.
-        vocab_size: how many tokens its rows may have.
-    """
+    """What a head has of each text."""
 
     network: HeadNetwork = shared()
     memory: Any = parts()
@@ -253,14 +325,32 @@ class HeadDrafter(Drafter, Generic[Network]):
     @torch.no_grad()
     def start(self, text: Text, session: Session) -> HeadState:
         """Return an empty memory and the ends for this target."""
-        network = self.network
-        target = check_target(session, network.reads, network.target_width, self.made_for)
+        network, target = self.network, self._target(session)
         network.check(target, self.ends)
         ends = self.ends.bound(target, network.width)
         like = ends.embed(torch.zeros(1, 1, dtype=torch.int64, device=text.tokens.device))
         memory = network.memory(len(text.lengths), session.capacity, like)
         tokens = session.vocab_size if ends.tokens is None else len(ends.tokens)
         return HeadState(network, memory, ends, self.params or session.params, tokens)
+
+    def _target(self, session: Session) -> LanguageModel:
+        """Return the target, if the head can have been trained for it."""
+        if session.target is None:
+            raise InvalidParameter("A draft head reads its target's hidden states, and there is no target.")
+        target, wanted = session.target.model, self.network.target_width
+        depth, width = target.facts.layers, target.facts.width
+        beyond = [layer for layer in self.network.reads if layer != "final" and depth is not None and layer > depth]
+        if beyond:
+            raise TargetMismatch(
+                f"The head reads the output of {beyond[0]} layers and the target has {depth}: it was trained for "
+                "another target."
+            )
+        if width is not None and width != wanted:
+            raise TargetMismatch(
+                f"The head reads states {wanted} wide and the target's are {width}: it was trained for another target."
+            )
+        self.made_for.check(target)
+        return target
 
     @torch.no_grad()
     def read(self, state: HeadState, text: Text, features: Features | None) -> HeadState:
@@ -278,16 +368,18 @@ class HeadDrafter(Drafter, Generic[Network]):
         if not policy.shape.counts:
             return Draft.nothing(text.last()), state
         grown, memory = state.network.root(state.memory, text, state.ends)
-        size = listed(self.shortlist_size, scheme, policy, state.vocab_size)
+        named, size = state.ends.tokens, listed(self.shortlist_size, scheme, policy, state.vocab_size)
 
         def propose(frontier: Frontier) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
             logits, wide = grown.logits(frontier)[..., : state.vocab_size], frontier.tokens.shape[1]
-            tokens, probs = draft_rows(logits, state.params, size, scheme)
+            places, probs = draft_rows(logits, state.params, size, scheme)
+            tokens = places if named is None else named[places]
             return tokens.expand(-1, wide, -1), probs.expand(-1, wide, *probs.shape[2:])
 
-        named = state.ends.named(propose)
-        draft = grow(text.last(), policy, scheme, named, request.noise, grown.overlap, trusted=True)
-        return state.ends.marked(draft, size, state.vocab_size), replace(state, memory=memory)
+        draft = grow(text.last(), policy, scheme, propose, request.noise, grown.overlap, trusted=True)
+        if size is None and named is None and draft.shortlist.shape[-1] == state.vocab_size:
+            draft = replace(draft, whole=True)  # which spares its verifier a search
+        return draft, replace(state, memory=memory)
 
     @torch.no_grad()
     def commit(self, state: HeadState, step: Step) -> HeadState:

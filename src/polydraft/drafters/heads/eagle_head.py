@@ -29,8 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
-from polydraft.drafters.heads.drafter import HeadNetwork, joined_states, parents_of, with_nodes
-from polydraft.drafters.heads.ends import BoundEnds
+from polydraft.drafters.heads.drafter import BoundEnds, HeadNetwork, joined_states, of_parents, with_nodes
 from polydraft.drafters.heads.sublayers import Anatomy, Attention, Gated, HeadCache, Norm, Seen, Turn
 from polydraft.drafters.heads.sublayers import Layer as DecoderLayer
 from polydraft.errors import InvalidParameter
@@ -79,6 +78,7 @@ class EagleHead(HeadNetwork):
     name = "eagle"
     title = "An EAGLE head"
     passes = None
+    fc: nn.Linear
 
     def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__()
@@ -87,14 +87,9 @@ class EagleHead(HeadNetwork):
         self.anatomy, self.depth, self.reads, self.target_width = anatomy, layers, reads, target_width
         self.width = anatomy.width
 
-    @property
-    @abstractmethod
-    def like(self) -> Tensor:
-        """A weight, whose device and precision are the head's."""
-
-    @abstractmethod
     def fused(self, features: Float[Tensor, "b n r"]) -> Float[Tensor, "b n d"]:
-        """Return what enters a pair, made of the target's own hidden states, joined."""
+        """Return what enters a pair, made of the target's own hidden states, joined: the states as they are."""
+        return features
 
     @abstractmethod
     def forward(
@@ -108,16 +103,13 @@ class EagleHead(HeadNetwork):
         """Return the hidden states of pairs.
 
         Args:
-            embedded: the tokens' embeddings.
             hidden: what `fused` or `recycled` gave of the token before.
-            places: the pairs' positions.
             seen: per layer, gives all keys and values, given the pairs' own.
-            mask: True where a pair may look at a key.
         """
 
-    @abstractmethod
     def recycled(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """Return what enters the pairs behind these, made of the head's own hidden states."""
+        """Return what enters the pairs behind these, made of the head's own hidden states: the states as they are."""
+        return states
 
     @abstractmethod
     def before_output(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -129,13 +121,13 @@ class EagleHead(HeadNetwork):
 
     def memory(self, rows: int, capacity: int, like: Tensor) -> PairMemory:
         """Return an empty cache, and room for the target's states."""
-        own, none = self.like, (0,) * rows
+        own, none = self.fc.weight, (0,) * rows
         cache = HeadCache.new(self.anatomy, self.depth, rows, capacity, own)
         return PairMemory(cache, own.new_zeros(rows, capacity + 1, self.width), none, none)
 
     def remember(self, memory: PairMemory, features: Features, counts: Sequence[int]) -> PairMemory:
         """Put hidden states of the target in their places."""
-        fused = self.fused(joined_states(features, self.reads).to(self.like))
+        fused = self.fused(joined_states(features, self.reads).to(self.fc.weight))
         last = memory.states.shape[1] - 1
         rows = torch.arange(len(fused), device=fused.device).unsqueeze(-1)
         memory.states[rows, features.places.where(features.places >= 0, last)] = fused.to(memory.states.dtype)
@@ -180,18 +172,11 @@ class EagleHead(HeadNetwork):
         """Return what the head makes of pairs, whose keys go into their slots.
 
         Args:
-            memory: what it keeps of each row.
-            embedded: the tokens' embeddings.
-            hidden: what stands beside them.
             slots: the pairs' slots; -1 for padding.
             places: their tokens' places in the text.
-            mask: True where a pair may look at a slot.
         """
         seen = [memory.cache.writer(layer, slots, mask.shape[-1]) for layer in range(self.depth)]
         return self(embedded.to(hidden), hidden, places - 1, seen, mask)
-
-    def _turn(self, places: Int[Tensor, "b n"], dtype: torch.dtype) -> Turn:
-        return self.anatomy.rotation.turn(places, self.anatomy.channels, dtype)
 
 
 @dataclass(eq=False)
@@ -213,7 +198,7 @@ class PairPass:
 
     def _passed(self, frontier: Frontier) -> Float[Tensor, "b f d"]:
         """Run the head over the nodes, each beside what it made of the node above."""
-        above = self.made.gather(1, parents_of(frontier).expand(-1, -1, self.made.shape[-1]))
+        above = of_parents(self.made, frontier)
         roots, stop = self.text.lengths - 1, max(self.text.counts) - 1 + frontier.nodes.stop
         slots = roots.unsqueeze(-1) + torch.arange(frontier.nodes.start, frontier.nodes.stop, device=roots.device)
         places = (roots + frontier.depth).unsqueeze(-1).expand_as(slots)
@@ -251,25 +236,12 @@ class Eagle1Head(EagleHead):
         self.embed_layernorm = Norm(anatomy.width, anatomy.eps) if normed else nn.Identity()
         self.lm_head_layernorm = Norm(anatomy.width, anatomy.eps) if normed else nn.Identity()
 
-    @property
-    def like(self) -> Tensor:
-        """A weight."""
-        return self.fc.weight
-
-    def fused(self, features):
-        """Return the state behind the target's last norm as it is."""
-        return features
-
     def forward(self, embedded, hidden, places, seen, mask):
         """Return the foretold states of the next tokens; arguments as for `EagleHead`."""
         states = self.fc(torch.cat([self.embed_layernorm(embedded), hidden], dim=-1))
-        turn = self._turn(places, states.dtype)
+        turn = self.anatomy.turn(places, states.dtype)
         for layer, keys in zip(self.layers, seen, strict=True):
             states = layer(states, turn, keys, mask)
-        return states
-
-    def recycled(self, states):
-        """Return the foretold states, which stand for the target's own."""
         return states
 
     def before_output(self, states):
@@ -298,7 +270,6 @@ class PairLayer(nn.Module):
     """EAGLE-3's layer: attention reads the normed embedding beside the normed state, and adds to the state alone.
 
     Args:
-        anatomy: sizes.
         after: whether the residual is the normed state.
     """
 
@@ -355,11 +326,6 @@ class Eagle3Head(EagleHead):
         sources = len(reads) if norms.sources else 0
         self.fc_norm = nn.ModuleList(Norm(target_width, anatomy.eps) for _ in range(sources))
 
-    @property
-    def like(self) -> Tensor:
-        """A weight."""
-        return self.fc.weight
-
     def fused(self, features):
         """Return the target's hidden states, projected to one."""
         features = self.input_norm(features)
@@ -370,7 +336,7 @@ class Eagle3Head(EagleHead):
 
     def forward(self, embedded, hidden, places, seen, mask):
         """Return the hidden states of pairs; arguments as for `EagleHead`."""
-        turn = self._turn(places, hidden.dtype)
+        turn = self.anatomy.turn(places, hidden.dtype)
         states = self.midlayer(embedded, hidden, turn, seen[0], mask)
         for layer, keys in zip(self.layers, seen[1:], strict=True):
             states = cast(DecoderLayer, layer)(states, turn, keys, mask)

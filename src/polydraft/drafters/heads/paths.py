@@ -57,8 +57,6 @@ class PathTerm(nn.Module):
         """Return the states of nodes, given their parents' states and their own tokens.
 
         Args:
-            state: the parents' states.
-            tokens: the nodes' tokens, ids of the target.
             embedded: their input embeddings, if the term `embeds`.
             hidden: the hidden states of the slots that the nodes' children are drawn from.
         """
@@ -78,9 +76,6 @@ class PathTerm(nn.Module):
         """Return the nodes' logits.
 
         Args:
-            logits: the output head's.
-            state: the nodes' states.
-            hidden: the slots' hidden states.
             depth: how many drafts lie above the children of each node; one number if it is the same for all.
         """
         return logits
@@ -90,7 +85,6 @@ class Markov(PathTerm):
     """DSpark's term: a product of rank r of the last token, W2 W1[token] (block-drafters of DeepSpec, `markov_head`).
 
     Args:
-        vocab_size: tokens of the target.
         rows: rows of the head's output.
         rank: r.
     """
@@ -177,30 +171,35 @@ class Prefix(nn.Module):
         return fresh + keep * (state - fresh)
 
 
-class Domino(PathTerm):
+class RecurrentTerm(PathTerm):
+    """A term whose state is a recurrent one over the embeddings of the path."""
+
+    embeds = True
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.prefix_gru, self.size = Prefix(width, size), size
+
+    def read(self, state, tokens, embedded, hidden):
+        """Return the nodes' states."""
+        return self.prefix_gru(state, embedded)
+
+
+class Domino(RecurrentTerm):
     """Domino's term: a recurrent state over the path's embeddings, and a small network from [h; g] to all rows.
 
     Args:
-        width: d.
-        rows: rows of the head's output.
         size: width of the recurrent state.
         inner: width inside the small network.
         plain: how many drafts lie above the first that is corrected.
     """
 
-    embeds = True
-
     def __init__(self, width: int, rows: int, size: int, inner: int, plain: int) -> None:
-        super().__init__()
-        self.prefix_gru = Prefix(width, size)
+        super().__init__(width, size)
         self.embed_proj = nn.Sequential(
             nn.Linear(width + size, inner, bias=False), nn.SiLU(), nn.Linear(inner, rows, bias=False)
         )
-        self.size, self.plain, self.rows = size, plain, rows
-
-    def read(self, state, tokens, embedded, hidden):
-        """Return the nodes' states."""
-        return self.prefix_gru(state, embedded)
+        self.plain, self.rows = plain, rows
 
     def corrected(self, logits, state, hidden, depth):
         """Return the nodes' logits."""
@@ -208,31 +207,23 @@ class Domino(PathTerm):
         return logits + self.embed_proj(torch.cat([hidden, state], dim=-1)) * late
 
 
-class Mixing(PathTerm):
+class Mixing(RecurrentTerm):
     """This package's own term: the recurrent state changes a slot before the output head, h + W2 silu(W1 [h; g]).
 
     It needs a product with the output head for every node, and no table of the vocabulary of its own.
 
     Args:
-        width: d.
-        size: width of the recurrent state.
         inner: width inside the small network.
     """
 
-    embeds = mixes = True
+    mixes = True
 
     def __init__(self, width: int, size: int, inner: int) -> None:
-        super().__init__()
-        self.prefix_gru = Prefix(width, size)
+        super().__init__(width, size)
         last = nn.Linear(inner, width)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         self.mix = nn.Sequential(nn.Linear(width + size, inner, bias=False), nn.SiLU(), last)
-        self.size = size
-
-    def read(self, state, tokens, embedded, hidden):
-        """Return the nodes' states."""
-        return self.prefix_gru(state, embedded)
 
     def mixed(self, state, hidden):
         """Return what goes to the output head."""
@@ -243,10 +234,7 @@ class Selector(PathTerm):
     """DFlash2's term: among the likeliest c tokens of a slot, U[c] + <A[token] * (W h), B[c]>; no other token.
 
     Args:
-        vocab_size: tokens of the target.
-        rows: rows of the head's output.
         rank: width of both codebooks.
-        width: d.
         most: how many candidates a slot has.
     """
 

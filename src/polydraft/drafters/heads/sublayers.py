@@ -136,6 +136,10 @@ class Anatomy:
                 f"{self.heads} query heads of {self.channels} channels cannot share {self.groups} key heads."
             )
 
+    def turn(self, places: Int[Tensor, "b n"], dtype: torch.dtype) -> Turn:
+        """Return cosine and sine for these positions."""
+        return self.rotation.turn(places, self.channels, dtype)
+
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions, over keys that the caller keeps.
@@ -144,7 +148,6 @@ class Attention(nn.Module):
         scale: what scores are multiplied by; None for one over the root of the channels.
 
     Args:
-        anatomy: sizes.
         reads: width of what comes in; d unless said otherwise.
     """
 
@@ -175,8 +178,6 @@ class Attention(nn.Module):
         """Let tokens look at keys.
 
         Args:
-            states: what comes in.
-            turn: the tokens' rotations.
             seen: gives all keys and values, given the tokens' own.
             mask: True where a token may look at a key.
         """
@@ -213,7 +214,6 @@ class Layer(nn.Module):
     """A decoder layer: x + attention(norm x), then x + gated(norm x).
 
     Args:
-        anatomy: sizes.
         normed: whether there is a norm before the attention; EAGLE-1's first layer has none.
     """
 
@@ -236,10 +236,6 @@ class GemmaAttention(Attention):
     """Gemma 4's attention: scores are not scaled, and values are evened by their root mean square, without weights.
 
     Where values have no projection of their own they are that of the keys, before its norm and its rotation.
-
-    Args:
-        anatomy: sizes.
-        own_values: whether values have a projection of their own.
     """
 
     scale = 1.0
@@ -270,10 +266,6 @@ class GemmaLayer(Layer):
         x <- x + norm_2(attn(norm_1 x));   x <- (x + norm_4(gated(norm_3 x))) * scalar
 
     Source: deepseek-ai/DeepSpec, `deepspec/modeling/dspark/gemma4/modeling.py`.
-
-    Args:
-        anatomy: sizes.
-        own_values: as for `GemmaAttention`.
     """
 
     def __init__(self, anatomy: Anatomy, *, own_values: bool) -> None:
@@ -293,12 +285,7 @@ class GemmaLayer(Layer):
 
 @dataclass(frozen=True, eq=False)
 class HeadCache:
-    """Preallocated keys and values; the last slot takes what belongs to no token.
-
-    Args:
-        keys: rotated keys.
-        values: values.
-    """
+    """Preallocated keys and values; the last slot takes what belongs to no token."""
 
     keys: Float[Tensor, "l b g m h"]
     values: Float[Tensor, "l b g m h"]
@@ -313,9 +300,7 @@ class HeadCache:
         """Return what stores the keys and values of a pass in their slots, and shows the first `stop` slots.
 
         Args:
-            layer: whose.
             slots: where, per token; -1 for tokens that are padding.
-            stop: how many slots the pass may look at.
         """
 
         def seen(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.block_head import BlockHead
-from polydraft.training.heads.row_losses import agreement, chances, cross_entropy, d_pace, decaying, unsure, weighted
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import (
+    HeadBatch,
+    HeadTraining,
+    TargetEnds,
+    agreement,
+    chances,
+    cross_entropy,
+    d_pace,
+    decaying,
+    unsure,
+    weighted,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,6 @@ class BlockLoss:
 
         Args:
             logits: the head's, given the text's own tokens above each draft.
-            laws: the target's.
             labels: the text's tokens, as places of the head's; -1 for those that it has not.
             there: which drafts may be asked for; no draft behind one that may not.
             sure: what the confidence head says, in (0, 1); None without one.
@@ -64,40 +73,29 @@ class BlockLoss:
         return loss
 
 
-class BlockTraining(nn.Module):
-    """A block head with its losses: a batch of texts in, the loss and what it drafts like out.
+class BlockTraining(HeadTraining):
+    """A block head with its losses.
 
     Args:
-        head: what is trained.
-        target: the target's embedding and output rows, frozen.
         anchors: blocks per text.
-        weights: of the losses.
     """
 
     def __init__(self, head: BlockHead, target: TargetEnds, anchors: int, weights: BlockLoss = BlockLoss()) -> None:
-        super().__init__()
+        super().__init__(target)
         self.head, self.anchors, self.weights = head, anchors, weights
-        self.ends = (target,)  # a tuple, so that the target is no part of what is trained and saved
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-    ) -> dict[str, Tensor]:
-        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
-        (target,) = self.ends
-        anchors, there = drawn_anchors(valid.bool(), self.anchors, self.head.shape.drafts)
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the losses of blocks behind drawn anchors."""
+        (target,), ids, final = self.target, batch.ids, batch.final
+        anchors, there = drawn_anchors(batch.valid.bool(), self.anchors, self.head.shape.drafts)
         depth = torch.arange(self.head.shape.drafts, device=ids.device)
         places = (anchors.unsqueeze(-1) + depth).clamp_max(ids.shape[1] - 1)  # of the last token known to each draft
-        hidden = block_slots(self.head, target, ids, features, anchors)
+        hidden = block_slots(self.head, target, ids, batch.features, anchors)
         before = ids.gather(1, places.flatten(1)).view(places.shape)
         logits, sure = forced(self.head, target, hidden, before)
         labels = target.place_of(ids.gather(1, (places + 1).clamp_max(ids.shape[1] - 1).flatten(1)).view(places.shape))
         states = final.gather(1, places.flatten(1).unsqueeze(-1).expand(-1, -1, final.shape[-1]))
-        total = lse.gather(1, places.flatten(1))
+        total = batch.lse.gather(1, places.flatten(1))
         laws = target.laws(states, total).view(*places.shape, -1)
         count = there.flatten(0, 1).sum(0)
         mean = (agreement(logits, laws) * there).flatten(0, 1).sum(0) / count.clamp_min(1)

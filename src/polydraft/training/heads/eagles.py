@@ -16,19 +16,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import EagleHead
-from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import (
+    HeadBatch,
+    HeadTraining,
+    TargetEnds,
     agreement,
     cross_entropy,
     lk_alpha,
     lk_lambda,
+    same_tokens,
     smooth_l1,
     soft_cross_entropy,
+    summed,
     weighted,
 )
-from polydraft.training.heads.targets import TargetEnds
 
 Values = Float[Tensor, "b n"]
 RowLoss = Callable[[Float[Tensor, "b n v"], Float[Tensor, "b n v"], Int[Tensor, "b n"]], Values]
@@ -43,13 +47,13 @@ def _renormed(logits: Tensor, laws: Tensor, labels: Tensor) -> Tensor:
     return soft_cross_entropy(logits, laws / whole)
 
 
-RENORMED = "renormed"
+PUBLISHED = "published"
 ROW_LOSSES: Mapping[str, RowLoss] = {
-    RENORMED: _renormed,
-    "soft": lambda logits, laws, labels: soft_cross_entropy(logits, laws),
-    "mixed": _mixed,
-    "lk_alpha": lambda logits, laws, labels: lk_alpha(logits, laws),
-    "lk_lambda": lambda logits, laws, labels: lk_lambda(logits, laws),
+    PUBLISHED: _renormed,
+    "entropy": lambda logits, laws, labels: soft_cross_entropy(logits, laws),
+    "acceptance": _mixed,
+    "lk-alpha": lambda logits, laws, labels: lk_alpha(logits, laws),
+    "lk-lambda": lambda logits, laws, labels: lk_lambda(logits, laws),
 }
 """What a row may cost: soft cross entropy, with the target's law over the head's tokens alone or as it is; 0.1 cross
 entropy + 1.8 total variation; or one of the LK losses."""
@@ -71,7 +75,7 @@ class EagleLoss:
         InvalidParameter: another loss.
     """
 
-    rows: str = "soft"
+    rows: str = "entropy"
     decay: float = 0.8
     states: float = 1.0
     entropy: float = 0.1
@@ -82,15 +86,12 @@ class EagleLoss:
             raise InvalidParameter(f"Rows may cost {', '.join(ROW_LOSSES)}, not {self.rows!r}.")
 
 
-class _Training(nn.Module):
+class _Training(HeadTraining):
     """What both kinds share: the passes, and what each of them may be asked for.
 
     Args:
-        head: what is trained.
-        target: the target's embedding and output rows, frozen.
         passes: how many; as many drafts are measured.
-        weights: of the losses.
-        ends: what the head has of its own at its ends; None for nothing.
+        ends: what the head has of its own at its ends, such as output rows that are trained; None for nothing.
     """
 
     def __init__(
@@ -101,15 +102,12 @@ class _Training(nn.Module):
         weights: EagleLoss = EagleLoss(),
         ends: HeadEnds | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(target)
         if passes < 1:
             raise InvalidParameter(f"A head is trained by at least one pass, not {passes}.")
         self.head, self.passes, self.weights, self.ends = head, passes, weights, ends or HeadEnds(tokens=target.tokens)
-        own = self.ends.tokens
-        same = (own is None) == (target.tokens is None)
-        if not same or (target.tokens is not None and not torch.equal(self.ends.get_buffer("tokens"), target.tokens)):
+        if not same_tokens(self.ends.tokens, target.tokens):
             raise InvalidParameter("The head's tokens are not those that the target's rows are given for.")
-        self.target = (target,)  # a tuple, so that the target is no part of what is trained and saved
 
     def embedded(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         """Return input embeddings."""
@@ -121,116 +119,81 @@ class _Training(nn.Module):
         states = self.head.before_output(made)
         return self.target[0].output(states) if self.ends.lm_head is None else self.ends.lm_head(states)
 
-    def asked(
-        self,
-        depth: int,
-        ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
+    def drafted(
+        self, batch: HeadBatch, features: Float[Tensor, "b t r"], passes: int, cost: Callable[..., Values]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return each pass's mean loss and overlap, and how often it was asked for.
+
+        Args:
+            features: the hidden states that the head reads.
+            cost: a loss for each index, of the pass's number, its states and logits, the target's laws and the labels.
+        """
+        losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
+        for depth, states in enumerate(unrolled(self.head, self.embedded, batch.ids, features, passes)):
+            laws, labels, there = self._asked(depth, batch)
+            logits = self.logits(states)
+            losses.append(weighted(cost(depth, states, logits, laws, labels), there.float()))
+            overlaps.append(weighted(agreement(logits, laws), there.float()).detach())
+            counts.append(there.sum())
+        return losses, overlaps, counts
+
+    def _asked(
+        self, depth: int, batch: HeadBatch
     ) -> tuple[Float[Tensor, "b n v"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
         """Return the target's laws and the text's tokens at the indices of a pass, and which of them count."""
-        (target,) = self.target
-        length = ids.shape[1]
-        known = torch.arange(1 + depth, length + depth, device=ids.device)  # of the last token that a node knows
-        there = (known + 1 < length) & valid[:, (known + 1).clamp_max(length - 1)].bool()
+        (target,), length = self.target, batch.ids.shape[1]
+        known = torch.arange(1 + depth, length + depth, device=batch.ids.device)  # of the last token that a node knows
+        there = (known + 1 < length) & batch.valid[:, (known + 1).clamp_max(length - 1)].bool()
         known = known.clamp_max(length - 1)
-        labels = target.place_of(ids[:, (known + 1).clamp_max(length - 1)])
-        return target.laws(final[:, known], lse[:, known]), labels, there
+        labels = target.place_of(batch.ids[:, (known + 1).clamp_max(length - 1)])
+        return target.laws(batch.final[:, known], batch.lse[:, known]), labels, there
 
 
 class Eagle1Training(_Training):
     """EAGLE-1's head with its losses: SmoothL1 of the foretold states, and soft cross entropy of their rows.
 
-    One pass is learnt from. Measured are all passes, where the module does not train.
-
-    Args:
-        head: what is trained.
-        target: as for `Eagle3Training`.
-        passes: how many drafts are measured.
-        weights: of the losses.
-        ends: as for `Eagle3Training`.
+    It reads the target's final states. One pass is learnt from. Measured are all passes, where the module does not
+    train.
     """
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-    ) -> dict[str, Tensor]:
-        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for.
-
-        The head reads `final`; `features`, which other heads read, are left alone.
-        """
-        own, given = self.weights, final
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the losses of the first pass."""
+        own, final = self.weights, batch.final
+        given = final
         if self.training and own.noise:
-            given = final + (torch.rand_like(final) - 0.5) * own.noise * 512 / ids.shape[1]
-        made = unrolled(self.head, self.embedded, ids, given, 1 if self.training else self.passes)
-        losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
-        for depth, states in enumerate(made):
-            laws, _, there = self.asked(depth, ids, valid, final, lse)
-            logits = self.logits(states)
-            if depth == 0:
-                values = own.states * smooth_l1(states, final[:, 1:])
-                losses.append(weighted(values + own.entropy * soft_cross_entropy(logits, laws), there.float()))
-            overlaps.append(weighted(agreement(logits, laws), there.float()).detach())
-            counts.append(there.sum())
-        short = self.passes - len(overlaps)
-        measured = nn.functional.pad(torch.stack(overlaps), (0, short))
-        return {"loss": losses[0], "overlap": measured, "count": nn.functional.pad(torch.stack(counts), (0, short))}
+            given = final + (torch.rand_like(final) - 0.5) * own.noise * 512 / batch.ids.shape[1]
+
+        def cost(depth: int, states: Tensor, logits: Tensor, laws: Tensor, labels: Tensor) -> Values:
+            return own.states * smooth_l1(states, final[:, 1:]) + own.entropy * soft_cross_entropy(logits, laws)
+
+        losses, overlaps, counts = self.drafted(batch, given, 1 if self.training else self.passes, cost)
+        found, missing = summed(losses[:1], overlaps, counts), self.passes - len(counts)
+        return {name: one if name == "loss" else nn.functional.pad(one, (0, missing)) for name, one in found.items()}
 
 
 class Eagle3Training(_Training):
     """EAGLE-3's head with its losses: rows alone, in several passes over what the head itself made.
 
-    Args:
-        head: what is trained.
-        target: the target's embedding and output rows, frozen; of the head's tokens, if it has fewer.
-        passes: how many; as many drafts are measured.
-        weights: of the losses.
-        ends: what the head has of its own at its ends, such as output rows that are trained; None for the target's.
+    Its authors count a row as 0 in the mean where the target's likeliest token is none of the head's.
     """
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-    ) -> dict[str, Tensor]:
-        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
-        cost, inside = ROW_LOSSES[self.weights.rows], self._inside(final)
-        losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
-        for depth, states in enumerate(unrolled(self.head, self.embedded, ids, features, self.passes)):
-            laws, labels, there = self.asked(depth, ids, valid, final, lse)
-            logits = self.logits(states)
-            values = cost(logits, laws, labels)
-            if inside is not None:
-                values = values * nn.functional.pad(inside[:, 1 + depth :], (0, depth))
-            losses.append(self.weights.decay**depth * weighted(values, there.float()))
-            overlaps.append(weighted(agreement(logits, laws), there.float()).detach())
-            counts.append(there.sum())
-        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(counts)}
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the losses of all passes."""
+        (target,), row_loss, inside = self.target, ROW_LOSSES[self.weights.rows], None
+        if self.weights.rows == PUBLISHED and target.tokens is not None:
+            inside = target.likeliest_known(batch.final)
 
-    def _inside(self, final: Float[Tensor, "b t d"]) -> Bool[Tensor, "b t"] | None:
-        """Tell behind which tokens rows cost something; None for all.
+        def cost(depth: int, states: Tensor, logits: Tensor, laws: Tensor, labels: Tensor) -> Values:
+            values = row_loss(logits, laws, labels)
+            return values if inside is None else values * nn.functional.pad(inside[:, 1 + depth :], (0, depth))
 
-        EAGLE-3's authors count a row as 0 in the mean where the target's likeliest token is none of the head's.
-        """
-        (target,) = self.target
-        asked = self.weights.rows == RENORMED and target.tokens is not None
-        return target.likeliest_known(final) if asked else None
+        losses, overlaps, counts = self.drafted(batch, batch.features, self.passes, cost)
+        return summed([self.weights.decay**depth * one for depth, one in enumerate(losses)], overlaps, counts)
 
 
 def own_rows(target: TargetEnds) -> HeadEnds:
-    """Return ends with output rows of the head's own, which begin as the target's and are trained (EAGLE-3)."""
-    made = nn.Linear(target.rows.shape[1], len(target.rows), bias=False)
-    with torch.no_grad():
-        made.weight.copy_(target.rows)
-    return HeadEnds(lm_head=made.to(target.rows.device), tokens=target.tokens)
+    """Return ends with output rows of the head's own (EAGLE-3)."""
+    return HeadEnds(lm_head=target.copied_rows(), tokens=target.tokens)
 
 
 def unrolled(
@@ -245,11 +208,7 @@ def unrolled(
     Tokens behind a text's end are its last, and nothing may be asked of their pairs.
 
     Args:
-        head: the head.
-        embedded: gives input embeddings.
-        ids: the texts.
         features: the target's own hidden states, which the head reads.
-        passes: how many.
     """
     width, device = ids.shape[1] - 1, ids.device
     indices = torch.arange(width, device=device)

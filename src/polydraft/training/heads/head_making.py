@@ -1,8 +1,11 @@
-"""From a target and prompts to a head's folder: the target writes, the head learns, and is written with its card."""
+"""From a target and prompts to a head's folder: the target writes, the head learns, and is written with its card.
+
+A head may begin with the weights of another, such as a published one.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,15 +17,77 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Drafter, owned_networks
+from polydraft.drafters import Drafter, load_head, owned_networks
+from polydraft.drafters.heads.block_head import BlockHead
+from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
+from polydraft.models.layers import check_layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, READ_FINAL_STATE_ONLY, HeadSize, NewHead, usual_reads
-from polydraft.training.heads.shard_writing import WritingPlan, check_size, write_shards
-from polydraft.training.heads.shards import Shards, own_counts
-from polydraft.training.heads.starting import begin_with, load_start, read_by, tokens_of
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.shards import Shards, WritingPlan, check_size, most_written, write_shards
+
+
+def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
+    """Give a new head the weights of another, in place.
+
+    Copies of its target's tables, which folders of some families hold, need no place in the new one, which shares them.
+    A block head takes the layers of one with another path term or confidence head: what it has not keeps its new
+    weights.
+
+    Raises:
+        InvalidParameter: it is of another kind, or has other sizes, or what it reads or draws is scaled.
+    """
+    new, old = ([*owned_networks(one)] for one in (head.drafter, start))
+    if len(new) != len(old) or head.drafter.name != start.name:
+        raise InvalidParameter(f"--start {folder} is a {start.name}, and the new head is a {head.drafter.name}.")
+    for network, given in zip(new, old, strict=True):
+        weights, own = given.state_dict(), network.state_dict()
+        for name, table in (("embed_tokens.weight", ends.embedding), ("lm_head.weight", ends.rows)):
+            if name not in own and _is_copy(weights.get(name), table):
+                del weights[name]
+        if isinstance(given, HeadEnds) and (given.scale, given.multiplier, given.softcap) != (1, 1, None):
+            raise InvalidParameter(
+                f"--start {folder} scales its embeddings or caps its logits, which heads that are trained here do not."
+            )
+        anew = _anew(network, given)
+        weights = {name: value for name, value in weights.items() if not name.startswith(anew)}
+        weights |= {name: value for name, value in own.items() if name.startswith(anew)}
+        _check_shapes(own, weights, folder)
+        network.load_state_dict(weights)
+
+
+def _anew(network: nn.Module, given: nn.Module) -> tuple[str, ...]:
+    """Return how the names begin of those parts of a network that do not begin with the given one's."""
+    if not isinstance(network, BlockHead) or not isinstance(given, BlockHead):
+        return ()
+    if type(network.path) is not type(given.path):
+        return ("path.", "confidence.", "mask_embed")
+    wide = [None if one.confidence is None else one.confidence.in_features for one in (network, given)]
+    return ("confidence.",) if wide[0] != wide[1] else ()
+
+
+def _is_copy(weight: Tensor | None, table: Tensor) -> bool:
+    """Tell whether a head's table is its target's, as far as bfloat16 says."""
+    if weight is None or weight.shape != table.shape:
+        return False
+    return torch.allclose(weight.to(table), table, rtol=1e-2, atol=1e-6)
+
+
+def _check_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], folder: Path) -> None:
+    wanted, found = ({name: tuple(value.shape) for name, value in one.items()} for one in (own, given))
+    other = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    if other:
+        has, needs = (_told(shapes.get(other[0])) for shapes in (found, wanted))
+        raise InvalidParameter(
+            f"--start {folder} has {other[0]} of the shape {has}, and the new head {needs}; "
+            "take its kind, layers and drafts."
+        )
+
+
+def _told(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else " x ".join(map(str, shape)) or "one number"
 
 
 @dataclass(frozen=True)
@@ -115,11 +180,9 @@ def make_head(
     """Write the target's text, train a head on it, and write the head; every part goes on where it was interrupted.
 
     Args:
-        target: the model that it drafts for.
         prompts: how the target's texts begin.
         work: the target's text, which heads of all kinds may share, and checkpoints, a folder for each plan.
         out: the head's folder.
-        plan: everything else.
         noting: while the head learns, gives a function that tells whether it was interrupted: then the step in progress
             is the last, and a checkpoint is left.
 
@@ -132,13 +195,18 @@ def make_head(
         UnsupportedModel: the target's ends are no tables.
     """
     model = HuggingFaceModel(target)
-    start = None if plan.start is None else load_start(plan.start, model)
-    reads = usual_reads(model.layers) if start is None or plan.kind in READ_FINAL_STATE_ONLY else read_by(start, model)
+    start = None if plan.start is None else load_head(str(plan.start), model.layers)
+    reads: tuple[Layer, ...] = usual_reads(model.layers)
+    if start is not None and plan.kind not in READ_FINAL_STATE_ONLY:
+        reads = start.needs.layers
+        for layer in reads:
+            check_layer(layer, model.layers)
     TargetEnds.of(target)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
     head = None if start is None else _begun(target, start, reads, plan)
-    if head is not None:
-        _check_form(head, model, plan.form)
+    if head is not None:  # of some that can be read it is said before hours of work that they cannot be written
+        with TemporaryDirectory() as nowhere:
+            head.write(Path(nowhere) / "head", model, plan.form, "")
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
@@ -156,15 +224,6 @@ def run_name(plan: HeadPlan) -> str:
     made_by += [] if plan.start is None else [str(plan.start.resolve())]
     digest = hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()
     return f"{plan.kind}-{plan.size.loss}-{digest[:8]}"
-
-
-def most_written(
-    files: Sequence[Path], vocab_size: int, rows: int | None, device: torch.device
-) -> Int[Tensor, " v"] | None:
-    """Return the tokens that the target wrote most often, rising; None for all of them."""
-    if rows is None or rows >= vocab_size:
-        return None
-    return own_counts([*files], vocab_size).topk(rows).indices.sort().values.to(device)
 
 
 def end_ids_of(target: PreTrainedModel) -> list[int]:
@@ -188,21 +247,11 @@ def _new(
 def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[Layer, ...], plan: HeadPlan) -> NewHead:
     """Return a head with the weights and tokens of another one."""
     assert plan.start is not None
-    tokens = tokens_of(start)
-    tokens = None if tokens is None else tokens.to(target.device)
+    listed = (getattr(network, "tokens", None) for network in owned_networks(start))
+    tokens = next((one.to(target.device) for one in listed if one is not None), None)
     head = _new(target, tokens, reads, plan, next(iter(owned_networks(start))))
     begin_with(head, start, plan.start, TargetEnds.of(target, tokens))
     return head
-
-
-def _check_form(head: NewHead, model: HuggingFaceModel, form: str) -> None:
-    """Write a head where it is thrown away: of some that can be read it is said before hours of work that they cannot.
-
-    Raises:
-        InvalidParameter: the form cannot say what it is.
-    """
-    with TemporaryDirectory() as nowhere:
-        head.write(Path(nowhere) / "head", model, form, "")
 
 
 def _written(

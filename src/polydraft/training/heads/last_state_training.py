@@ -10,11 +10,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
-from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads, MlpSpeculator
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.row_losses import agreement, cross_entropy, weighted
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import (
+    HeadBatch,
+    HeadTraining,
+    TargetEnds,
+    agreement,
+    cross_entropy,
+    same_tokens,
+    summed,
+    weighted,
+)
 
 RowLoss = Callable[[Float[Tensor, "n V"], Float[Tensor, "n V"]], Float[Tensor, " n"]]
 """A loss of a head's logits and the target's probabilities, such as `soft_cross_entropy` or `total_variation`."""
@@ -24,33 +31,22 @@ def new_heads(target: TargetEnds, drafts: int, layers: int = 1, *, own_rows: boo
     """Return heads that all predict what the target's head does, as blocks that change nothing.
 
     Args:
-        target: the target's output rows and the heads' tokens.
-        drafts: how many heads.
         layers: blocks of each.
         own_rows: whether every head has output rows of its own, which begin as the target's.
     """
-    width, vocab = target.rows.shape[1], len(target.embedding)
-    return MedusaHeads([_new_head(target, layers, own_rows) for _ in range(drafts)], width, target.tokens, vocab)
+    width, vocab, device = target.rows.shape[1], len(target.embedding), target.rows.device
+    rows = [target.copied_rows() if own_rows else None for _ in range(drafts)]
+    heads = [MedusaHead(width, layers, one).to(device) for one in rows]
+    return MedusaHeads(heads, width, target.tokens, vocab)
 
 
-def _new_head(target: TargetEnds, layers: int, own_rows: bool) -> MedusaHead:
-    count, width = target.rows.shape
-    rows = nn.Linear(width, count, bias=False, device=target.rows.device) if own_rows else None
-    if rows is not None:
-        with torch.no_grad():
-            rows.weight.copy_(target.rows)
-    return MedusaHead(width, layers, rows).to(target.rows.device)
+class MedusaTraining(HeadTraining):
+    """Medusa's heads with their loss.
 
-
-class MedusaTraining(nn.Module):
-    """Medusa's heads with their loss: a batch of texts in, the loss and what they draft like out.
-
-    The loss is sum_i decay^i L_i, where L_i is the mean over all places of head i's loss (Medusa's trainer in axolotl:
+    It is sum_i decay^i L_i, where L_i is the mean over all places of head i's loss (Medusa's trainer in axolotl:
     cross entropy of the text's tokens, decay 0.8).
 
     Args:
-        heads: what is trained.
-        target: the target's output rows, frozen.
         decay: how much less a head counts than the one before it.
         row_loss: a loss against the target's law; None for the cross entropy of the text's tokens.
         places: drawn places per text, on average, to bound memory; None for all of them.
@@ -67,32 +63,18 @@ class MedusaTraining(nn.Module):
         row_loss: RowLoss | None = None,
         places: int | None = None,
     ) -> None:
-        super().__init__()
-        tokens = heads.known
-        same = tokens is target.tokens or (
-            tokens is not None and target.tokens is not None and torch.equal(tokens.cpu(), target.tokens.cpu())
-        )
-        if not same or heads.rows not in (None, len(target.rows)):
+        super().__init__(target)
+        if not same_tokens(heads.tokens, target.tokens) or heads.rows not in (None, len(target.rows)):
             raise InvalidParameter(f"The heads draft other tokens than the {len(target.rows)} of the target's rows.")
         self.heads, self.decay, self.row_loss, self.places = heads, decay, row_loss, places
-        self.ends = (target,)  # a tuple, so that the target is no part of what is trained and saved
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-    ) -> dict[str, Tensor]:
-        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
-        (target,) = self.ends
-        asked = asked_for(valid.bool(), len(self.heads))
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the losses of all heads, at places of the texts."""
+        (target,), ids, final, lse = self.target, batch.ids, batch.final, batch.lse
+        asked = asked_for(batch.valid.bool(), len(self.heads))
         rows, columns = self._drawn(asked.any(-1).nonzero()).unbind(-1)
         states = final[rows, columns]
-        losses: list[Tensor] = []
-        overlaps: list[Tensor] = []
-        counts: list[Tensor] = []
+        losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
         for draft in range(len(self.heads)):
             there = asked[rows, columns, draft]
             known = (columns + draft + 1).clamp_max(ids.shape[1] - 1)
@@ -108,11 +90,11 @@ class MedusaTraining(nn.Module):
             losses.append(self.decay**draft * weighted(values.where(there, 0.0), weights))
             counts.append(there.sum())
             overlaps.append((overlap.where(there, 0.0).sum() / counts[-1].clamp_min(1)).detach())
-        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(counts)}
+        return summed(losses, overlaps, counts)
 
     def logits(self, draft: int, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b V"]:
         """Return a draft's logits, given the target's last hidden states at the token before the root."""
-        return self.heads.head(draft).logits(states, self.ends[0].output)
+        return self.heads.head(draft).logits(states, self.target[0].output)
 
     def _drawn(self, found: Int[Tensor, "n 2"]) -> Int[Tensor, "m 2"]:
         """Return some of the places, drawn without replacement, if there are more than wanted."""
@@ -128,40 +110,32 @@ def asked_for(valid: Bool[Tensor, "b t"], drafts: int) -> Bool[Tensor, "b t D"]:
     return torch.stack([later[:, draft + 2 : draft + 2 + valid.shape[1]] for draft in range(drafts)], dim=-1)
 
 
-class SpeculatorTraining(nn.Module):
-    """An MLP speculator with its loss: a batch of texts in, the loss and what it drafts like out.
+class SpeculatorTraining(HeadTraining):
+    """An MLP speculator with its loss.
 
     Stage i reads the text's token p + 1 + i, and its row is compared with the target's own for token p + 2 + i.
 
     Args:
-        network: what is trained.
-        target: the target's output rows, frozen.
         row_loss: a loss of logits against the target's law; None for the cross entropy of the text's tokens.
     """
 
     def __init__(self, network: MlpSpeculator, target: TargetEnds, row_loss: RowLoss | None) -> None:
-        super().__init__()
-        self.network, self.row_loss, self.ends = network, row_loss, (target,)
+        super().__init__(target)
+        self.network, self.row_loss = network, row_loss
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-    ) -> dict[str, Tensor]:
-        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
-        asked, (target,) = asked_for(valid.bool(), len(self.network.stages)), self.ends
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the losses of all stages, at every place of the texts."""
+        (target,), ids, final = self.target, batch.ids, batch.final
+        asked = asked_for(batch.valid.bool(), len(self.network.stages))
         states = self.network.begin(final)
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
         for depth in range(len(self.network.stages)):
             there, stage = asked[..., depth], self.network.stage(depth)
             states = stage(states, ids.roll(-depth - 1, 1), self.network.scale)
             logits, label = stage.head(states[there]), ids.roll(-depth - 2, 1)[there]
-            laws = target.laws(*(one.roll(-depth - 1, 1)[there] for one in (final, lse)))
+            laws = target.laws(*(one.roll(-depth - 1, 1)[there] for one in (final, batch.lse)))
             values = cross_entropy(logits, label) if self.row_loss is None else self.row_loss(logits, laws)
             counts.append(there.sum())
             losses.append(values.sum() / counts[-1].clamp_min(1))
             overlaps.append(agreement(logits, laws).sum().detach() / counts[-1].clamp_min(1))
-        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(counts)}
+        return summed(losses, overlaps, counts)

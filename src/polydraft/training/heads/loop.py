@@ -94,28 +94,20 @@ def measured(training: nn.Module, texts: Dataset[dict[str, Tensor]], batch: int 
     return Drafting.of((overlaps * counts).sum(0) / counts.sum(0).clamp_min(1))
 
 
-class _Measuring(TrainerCallback):
-    """Measures on held-out text every so many steps, and notes it in the trainer's log."""
+class _AfterSteps(TrainerCallback):
+    """Measures on held-out text every so many steps, and ends an interrupted run with a checkpoint."""
 
-    def __init__(self, training: nn.Module, texts: Dataset[dict[str, Tensor]], every: int) -> None:
-        self.training, self.texts, self.every = training, texts, every
+    def __init__(
+        self, training: nn.Module, texts: Dataset[dict[str, Tensor]], every: int, interrupted: Callable[[], bool]
+    ) -> None:
+        self.training, self.texts, self.every, self.interrupted = training, texts, every, interrupted
         self.trainer: Trainer | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Measure."""
+        """Note in the trainer's log what the head drafts like, and look whether somebody has interrupted it."""
         if state.global_step % self.every == 0 and self.trainer is not None:
             found = measured(self.training, self.texts)
             self.trainer.log({"held_out": found.efficiency, "overlaps": [round(one, 4) for one in found.overlap]})  # pyright: ignore[reportArgumentType]  the log takes any value
-
-
-class _Stopping(TrainerCallback):
-    """Ends a run behind the step in progress, with a checkpoint, when somebody has interrupted it."""
-
-    def __init__(self, interrupted: Callable[[], bool]) -> None:
-        self.interrupted = interrupted
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Look."""
         if self.interrupted():
             control.should_save = control.should_training_stop = True
 
@@ -138,11 +130,7 @@ def train_head(
     """Train a head, going on from the last checkpoint in `folder` if there is one; return what it drafts like.
 
     Args:
-        training: the head with its losses.
-        texts: what it learns from.
-        held_out: what it is measured on.
         folder: checkpoints.
-        recipe: steps and rates.
         interrupted: asked after every step; where it says yes, the run leaves a checkpoint and ends.
         device: where the target's ends are, to which the head is moved; None for the host.
 
@@ -165,15 +153,15 @@ def train_head(
         seed=recipe.seed,
         data_seed=recipe.seed,
     )
-    measuring = _Measuring(training, held_out, recipe.measure_every)
+    after_steps = _AfterSteps(training, held_out, recipe.measure_every, interrupted)
     trainer = _HeadTrainer(
         model=training,
         args=arguments,
         train_dataset=texts,
         optimizers=(Muon(training, recipe.matrix_rate, recipe.other_rate), None),  # pyright: ignore[reportArgumentType]  the schedule is made by the trainer
-        callbacks=[measuring, _Stopping(interrupted)],
+        callbacks=[after_steps],
     )
-    measuring.trainer = trainer
+    after_steps.trainer = trainer
     with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
     if trainer.state.global_step < recipe.steps:

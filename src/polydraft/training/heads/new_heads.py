@@ -8,28 +8,19 @@ from typing import cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from polydraft.drafters import (
-    Drafter,
-    HeadDrafter,
-    write_block,
-    write_eagle,
-    write_medusa,
-    write_mlp,
-)
+from polydraft.drafters import Drafter, HeadDrafter, write_block, write_eagle, write_medusa, write_mlp
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
-from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
-from polydraft.drafters.heads.ends import HeadEnds
-from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
-from polydraft.drafters.heads.mlp_speculator import MlpSpeculator
+from polydraft.drafters.heads.drafter import HeadEnds
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads, MlpSpeculator
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining
-from polydraft.training.heads.eagles import RENORMED, Eagle1Training, Eagle3Training, EagleLoss, own_rows
+from polydraft.training.heads.eagles import ROW_LOSSES, Eagle1Training, Eagle3Training, EagleLoss, own_rows
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, SpeculatorTraining, new_heads
-from polydraft.training.heads.row_losses import accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
-from polydraft.training.heads.targets import TargetEnds
+from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 
 ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
@@ -97,12 +88,16 @@ class NewHead:
     Args:
         training: the head with its losses.
         drafter: with the same weights.
-        write: writes the drafter as a folder: where to, for which target, in which form, and the text of its card.
+        writer: writes drafters of its family as folders.
     """
 
     training: nn.Module
     drafter: Drafter
-    write: Callable[[Path, HuggingFaceModel, str, str], None]
+    writer: Callable[..., None]
+
+    def write(self, folder: Path, target: HuggingFaceModel, form: str, card: str) -> None:
+        """Write the drafter as a folder of a form of its family, with the text of its card."""
+        self.writer(self.drafter, folder, target, card=card, **({} if form == OFFICIAL else {form: True}))
 
 
 @dataclass(frozen=True)
@@ -140,14 +135,6 @@ MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
     "lk-lambda": lk_lambda,
 }
 """What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
-EAGLE_3_LOSSES: Mapping[str, str] = {
-    "published": RENORMED,
-    "entropy": "soft",
-    "acceptance": "mixed",
-    "lk-alpha": "lk_alpha",
-    "lk-lambda": "lk_lambda",
-}
-"""What EAGLE-3's rows cost by the word of the loss."""
 BLOCK_LOSSES: Mapping[str, BlockLoss] = {
     "published": BlockLoss(),
     "entropy": BlockLoss(1.0, 0.0),
@@ -196,11 +183,8 @@ def _medusa(
     heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers)
     drafter = HeadDrafter(heads, heads.ends())
 
-    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
-        write_medusa(drafter, folder, model, vllm=form == VLLM, card=card)
-
     row_loss = MEDUSA_LOSSES[size.loss]
-    return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write)
+    return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write_medusa)
 
 
 def _eagle_1(
@@ -214,7 +198,7 @@ def _eagle_1(
         head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
     own = HeadEnds(tokens=ends.tokens)
     drafter = HeadDrafter(head, own)
-    return NewHead(Eagle1Training(head, ends, size.drafts or DRAFTS, ends=own), drafter, _writes_eagle(drafter))
+    return NewHead(Eagle1Training(head, ends, size.drafts or DRAFTS, ends=own), drafter, write_eagle)
 
 
 def _eagle_3(
@@ -226,27 +210,14 @@ def _eagle_3(
     else:
         head = Eagle3Head(anatomy_for(target, size), reads, width, layers=size.layers or 1)
     own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
-    weights = EagleLoss(EAGLE_3_LOSSES[size.loss])
     drafter = HeadDrafter(head, own)
-    return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, weights, own), drafter, _writes_eagle(drafter))
-
-
-def _writes_eagle(drafter: HeadDrafter[EagleHead]) -> Callable[[Path, HuggingFaceModel, str, str], None]:
-    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
-        write_eagle(drafter, folder, model, speculators=form == SPECULATORS, card=card)
-
-    return write
+    return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, EagleLoss(size.loss), own), drafter, write_eagle)
 
 
 def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
     head = BlockHead(shape, path, path.told)
     drafter = HeadDrafter(head, HeadEnds(tokens=ends.tokens))
-
-    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
-        other, authors = form == SPECULATORS, form == DEEPSPEC
-        write_block(drafter, folder, model, speculators=other, deepspec=authors, target_layers=model.layers, card=card)
-
-    return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write)
+    return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write_block)
 
 
 def _block_shape(
@@ -327,18 +298,14 @@ def _mlp(
     inner, depths = (width, DRAFTS) if given is None else (given.inner, len(given.stages))
     network = MlpSpeculator(width, inner, vocab, size.drafts or depths, scaled=given is None or given.scaled)
     drafter = HeadDrafter(network, HeadEnds())
-
-    def write(folder: Path, model: HuggingFaceModel, form: str, card: str) -> None:
-        write_mlp(drafter, folder, model, card=card)
-
-    return NewHead(SpeculatorTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write)
+    return NewHead(SpeculatorTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write_mlp)
 
 
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
     "mlp": HeadMaker(_mlp, (), (), losses=(*MEDUSA_LOSSES,)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
-    "eagle-3": HeadMaker(_eagle_3, losses=(*EAGLE_3_LOSSES,), own_rows=True),
+    "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
     "mixing": HeadMaker(_mixing, ()),
 }

@@ -1,13 +1,109 @@
-"""Losses of draft heads, as functions of rows; each returns one value per position.
+"""The rows that heads learn from: the target's, made of its frozen ends, and losses that give one value per position.
 
 Every row has two laws: the head's q over its own tokens, and the target's p over all tokens, of which only the head's
 are given. What p has elsewhere can never be accepted.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
+
+from polydraft.errors import InvalidParameter, UnsupportedModel
+
+STATES = 512
+"""Of how many states all of the target's logits are made at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class TargetEnds:
+    """A target's embedding and the rows of its output head that a head drafts from.
+
+    Args:
+        embedding: all input embeddings.
+        rows: the output rows of the head's tokens.
+        tokens: the head's tokens, rising; None for all.
+        scale: what embeddings are multiplied by.
+        every: all output rows, where `rows` are of some tokens; None where nobody asks for the target's own choice.
+    """
+
+    embedding: Float[Tensor, "V d"]
+    rows: Float[Tensor, "v d"]
+    tokens: Int[Tensor, " v"] | None = None
+    scale: float = 1.0
+    every: Float[Tensor, "V d"] | None = None
+
+    @classmethod
+    def of(cls, target: PreTrainedModel, tokens: Int[Tensor, " v"] | None = None) -> "TargetEnds":
+        """Take the ends of a target.
+
+        Raises:
+            UnsupportedModel: its output head is no plain product, or its embedding no plain table.
+        """
+        embed, head = target.get_input_embeddings(), target.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear) or head.bias is not None or type(embed) is not torch.nn.Embedding:
+            raise UnsupportedModel(f"Heads cannot be trained for {type(target).__name__} yet: its ends are no tables.")
+        every = head.weight.detach()
+        rows = (every if tokens is None else every[tokens]).float()
+        return cls(embed.weight.detach().float(), rows, tokens, every=None if tokens is None else every)
+
+    def copied_rows(self) -> nn.Linear:
+        """Return output rows of a head's own, which begin as the target's and are trained."""
+        made = nn.Linear(self.rows.shape[1], len(self.rows), bias=False)
+        with torch.no_grad():
+            made.weight.copy_(self.rows)
+        return made.to(self.rows.device)
+
+    def embed(self, ids: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
+        """Return input embeddings."""
+        return self.embedding[ids] * self.scale
+
+    def output(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """Return logits of final hidden states, of the head's tokens."""
+        return states @ self.rows.mT
+
+    @torch.no_grad()
+    def laws(self, final: Float[Tensor, "*b d"], total: Float[Tensor, "*b"]) -> Float[Tensor, "*b v"]:
+        """Return the target's probabilities of the head's tokens.
+
+        Args:
+            total: log of the sum of exp of all its logits; used where the head has fewer tokens.
+        """
+        logits = self.output(final)
+        if self.tokens is None:
+            return logits.softmax(-1)
+        whole = torch.maximum(total, logits.logsumexp(-1))  # states are kept rounded, and a law may not exceed 1
+        return torch.exp(logits - whole.unsqueeze(-1))
+
+    @torch.no_grad()
+    def likeliest_known(self, final: Float[Tensor, "*b d"]) -> Bool[Tensor, "*b"]:
+        """Tell where the target's likeliest token is one of the head's.
+
+        All logits of a token are as many as the target's tokens, so they are made of few states at a time.
+
+        Raises:
+            InvalidParameter: the head has fewer tokens, and the target's other rows were not given.
+        """
+        if self.tokens is None:
+            return torch.ones(final.shape[:-1], dtype=torch.bool, device=final.device)
+        every = self.every
+        if every is None:
+            raise InvalidParameter("The target's likeliest tokens follow from all of its output rows; give every.")
+        best = torch.cat([(part.to(every) @ every.mT).argmax(-1) for part in final.flatten(0, -2).split(STATES)])
+        return (self.place_of(best) >= 0).view(final.shape[:-1])
+
+    def place_of(self, ids: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+        """Return the head's places of tokens; -1 where it has none."""
+        if self.tokens is None:
+            return ids
+        places = torch.searchsorted(self.tokens, ids).clamp_max(len(self.tokens) - 1)
+        return places.where(self.tokens[places] == ids, -1)
+
 
 Rows = Float[Tensor, "*b V"]
 Values = Float[Tensor, "*b"]
@@ -87,3 +183,53 @@ def unsure(sure: Values, overlap: Values) -> Values:
 def weighted(values: Float[Tensor, "*b D"], weights: Float[Tensor, "*b D"]) -> Float[Tensor, ""]:
     """Return the weighted mean over all positions; 0 if nothing counts."""
     return (values * weights).sum() / weights.sum().clamp_min(1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadBatch:
+    """Texts that the target wrote and what it made of them, as in shards (`Shards`)."""
+
+    ids: Int[Tensor, "b t"]
+    valid: Int[Tensor, "b t"]
+    features: Float[Tensor, "b t r"]
+    final: Float[Tensor, "b t d"]
+    lse: Float[Tensor, "b t"]
+
+
+class HeadTraining(nn.Module, ABC):
+    """A head with its losses: a batch of texts in, the loss and what it drafts like out; derive from it.
+
+    Args:
+        target: the target's embedding and output rows, frozen; of the head's tokens, if it has fewer.
+    """
+
+    def __init__(self, target: TargetEnds) -> None:
+        super().__init__()
+        self.target = (target,)  # a tuple, so that the target is no part of what is trained and saved
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        valid: Int[Tensor, "b t"],
+        features: Float[Tensor, "b t r"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
+    ) -> dict[str, Tensor]:
+        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
+        return self.learn(HeadBatch(ids, valid, features, final, lse))
+
+    @abstractmethod
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the `loss`, `overlap` and `count` of a batch."""
+
+
+def summed(losses: Sequence[Tensor], overlaps: Sequence[Tensor], counts: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return what a head is trained by, of each draft's loss, mean overlap and count."""
+    return {"loss": torch.stack([*losses]).sum(), "overlap": torch.stack([*overlaps]), "count": torch.stack([*counts])}
+
+
+def same_tokens(one: Int[Tensor, " v"] | None, other: Int[Tensor, " v"] | None) -> bool:
+    """Tell whether two lists of a head's tokens are the same; None is all of the target's."""
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.cpu(), other.cpu())

@@ -1,6 +1,7 @@
 """What a head is trained on: the target's own text with the hidden states that it was written with, in shards.
 
-A shard is a safetensors file of equally long rows:
+A head meets the target's text and nothing else, so it learns on that (on-policy distillation: DistillSpec,
+arXiv 2310.08461, section 4). A shard is a safetensors file of equally long rows:
 
     ids[n t]          token ids
     valid[n t]        1 where the target wrote the token, so that it may be asked for
@@ -8,20 +9,259 @@ A shard is a safetensors file of equally long rows:
     final[n t d]      the hidden states behind the last norm, which give the target's law; bfloat16
     lse[n t]          log of the sum of exp of the target's logits at temperature 1, where the next token is valid
 
-Rows are read one by one, so that a folder may be larger than memory.
+Rows are read one by one, so that a folder may be larger than memory. Every shard has random numbers of its own, and is
+there as a whole or not at all; so a run that was interrupted goes on with the shard that it did not finish, and writes
+what one run would have written.
 """
 
+import hashlib
 import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
-from polydraft.errors import ResultsError
-from polydraft.models import Layer
+from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.models import HuggingFaceModel, Layer
+from polydraft.probs import Noise, sample
+
+TEMPERATURES = (1.0, 0.0, 0.7, 1.0)
+"""Temperatures of the texts, in turn: heads are asked at all of them, and at 1 most texts differ."""
+BYTES_OF_NUMBERS = 9
+"""Bytes per token beside hidden states: id, whether it may be asked for, and the logits' sum."""
+
+
+@dataclass(frozen=True)
+class WritingPlan:
+    """How much is written, and how.
+
+    Args:
+        tokens: of all texts together, the held-out ones not counted; whole shards are written.
+        length: tokens of each text, its prompt included.
+        rows: texts that are written at once, which are a shard.
+        past_end: write on behind an end token, as a chat goes on; else what follows it is not learnt from.
+        seed: of prompts and samples.
+        most_bytes: refuse to write more than this.
+
+    Raises:
+        InvalidParameter: less than one token, text or row, or texts too short to learn from.
+    """
+
+    tokens: int = 500_000
+    length: int = 384
+    rows: int = 64
+    past_end: bool = False
+    seed: int = 1
+    most_bytes: int = 20_000_000_000
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.rows) < 1 or self.length < 16:
+            raise InvalidParameter(
+                f"A head learns from texts of at least 16 tokens, not from {self.tokens} tokens in texts of "
+                f"{self.length}, {self.rows} at once."
+            )
+
+    @property
+    def shards(self) -> int:
+        """How many shards are written."""
+        return -(-self.tokens // (self.rows * self.length))
+
+    @property
+    def longest_prompt(self) -> int:
+        """How many tokens a prompt has at most: a quarter of each text, or more, is the target's own."""
+        return self.length * 3 // 4
+
+    def fitting(self, prompts: Sequence[Int[Tensor, " n"]]) -> list[Int[Tensor, " n"]]:
+        """Return the prompts that are short enough; the others are left out.
+
+        Raises:
+            InvalidParameter: these are fewer than two, one to learn from and one that is held out.
+        """
+        found = [one for one in prompts if 0 < len(one) <= self.longest_prompt]
+        if len(found) < 2:
+            raise InvalidParameter(
+                f"A head needs two prompts or more of at most {self.longest_prompt} tokens, which is three quarters of "
+                f"a text (length {self.length}); of {len(prompts)} given {len(found)} can be used; give more such, "
+                "or a larger length."
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class WrittenShards:
+    """The shards that were written."""
+
+    learnt: list[Path]
+    held_out: list[Path]
+
+
+def write_shards(
+    target: HuggingFaceModel,
+    prompts: Sequence[Int[Tensor, " n"]],
+    folder: Path,
+    reads: tuple[Layer, ...],
+    writing: WritingPlan,
+    end_ids: Sequence[int] = (),
+) -> WrittenShards:
+    """Write texts behind prompts; one prompt in sixteen, at least one, is kept for the held-out shard.
+
+    Args:
+        prompts: how texts begin; those that are longer than `writing.longest_prompt` are left out.
+        folder: where to; what is there already is not written again.
+        reads: which layers' outputs heads read.
+        end_ids: tokens that end a text.
+
+    Raises:
+        InvalidParameter: fewer than two prompts are short enough, or it would be more than `writing.most_bytes`.
+        ResultsError: the folder holds text that was written otherwise.
+    """
+    fitting = writing.fitting(prompts)
+    check_size(target, reads, writing)
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_settings(folder / "writing.json", target, fitting, reads, writing)
+    (order,) = Noise.from_seed(writing.seed, 1).generators
+    mixed = [fitting[place] for place in torch.randperm(len(fitting), generator=order).tolist()]
+    kept = max(1, len(mixed) // 16)
+    names = ["held-00000", *(f"shard-{number:05d}" for number in range(writing.shards))]
+    for number, name in enumerate(tqdm(names, "the target writes", unit="shard")):
+        path = folder / f"{name}.safetensors"
+        if not path.is_file():
+            own = mixed[:kept] if number == 0 else mixed[kept:]
+            _write(target, own, path, number, reads, writing, end_ids)
+    files = [folder / f"{name}.safetensors" for name in names]
+    return WrittenShards(files[1:], files[:1])
+
+
+def check_size(target: HuggingFaceModel, reads: tuple[Layer, ...], writing: WritingPlan) -> None:
+    """Raise `InvalidParameter` if the shards would take more than `writing.most_bytes`."""
+    each = 2 * (len(reads) + 1) * target.width + BYTES_OF_NUMBERS
+    size = (writing.shards + 1) * writing.rows * writing.length * each
+    if size > writing.most_bytes:
+        raise InvalidParameter(
+            f"The hidden states of {writing.tokens} tokens take {size / 1e9:.1f} GB, and at most "
+            f"{writing.most_bytes / 1e9:g} GB may be written; ask for fewer tokens."
+        )
+
+
+def _write(
+    target: HuggingFaceModel,
+    prompts: Sequence[Int[Tensor, " n"]],
+    path: Path,
+    number: int,
+    reads: tuple[Layer, ...],
+    writing: WritingPlan,
+    end_ids: Sequence[int],
+) -> None:
+    """Write one shard, first beside its place."""
+    first = max(number - 1, 0) * writing.rows
+    texts = range(first, first + writing.rows)
+    given = [prompts[text % len(prompts)] for text in texts]
+    heats = torch.tensor([_heat(text, len(prompts)) for text in texts], device=target.device)
+    (random,) = Noise.from_seed(writing.seed + 1 + number, 1).generators
+    found = continued(target, given, heats, writing.length, reads, random)
+    if not writing.past_end:
+        found["valid"] *= _before_end(found["ids"], found["valid"], end_ids)
+    beside = path.with_suffix(".part")
+    save_file({name: value.contiguous().cpu() for name, value in found.items()}, beside, {"layers": json.dumps(reads)})
+    os.replace(beside, path)
+
+
+def _heat(text: int, prompts: int) -> float:
+    """Return a text's temperature: greedy once for a prompt, since it would be the same text again."""
+    turn = text // prompts
+    heat = TEMPERATURES[(text + turn) % len(TEMPERATURES)]
+    return heat if heat or turn < len(TEMPERATURES) else 1.0
+
+
+@torch.no_grad()
+def continued(
+    target: HuggingFaceModel,
+    given: Sequence[Int[Tensor, " n"]],
+    heats: Float[Tensor, " b"],
+    length: int,
+    reads: tuple[Layer, ...],
+    random: torch.Generator,
+) -> dict[str, Tensor]:
+    """Return prompts written on to `length` tokens, as a shard's tensors.
+
+    Shorter prompts are written on while longer ones are still read, so that no row has padding.
+    """
+    rows, device = len(given), target.device
+    lengths = torch.tensor([len(one) for one in given], device=device)
+    ids = torch.zeros(rows, length, dtype=torch.int64, device=device)
+    for row, one in enumerate(given):
+        ids[row, : len(one)] = one
+    cache, positions = target.new_cache(rows, length), torch.arange(length, device=device).expand(rows, -1)
+    earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    features = torch.zeros(rows, length, len(reads) * target.width, dtype=torch.bfloat16, device=device)
+    final = torch.zeros(rows, length, target.width, dtype=torch.bfloat16, device=device)
+    total, done = torch.zeros(rows, length, device=device), 0
+    for end in range(int(lengths.min()), length + 1):
+        passed = target.forward(
+            ids[:, done:end],
+            positions[:, done:end],
+            earlier[done:end, :end].expand(rows, -1, -1),
+            cache,
+            torch.full((rows,), done, device=device),
+            logits_to_keep=1,
+            hidden_layers=(*dict.fromkeys((*reads, "final")),),
+        )
+        states = torch.cat([passed.hidden[layer] for layer in reads], -1)
+        features[:, done:end], final[:, done:end] = states.bfloat16(), passed.hidden["final"].bfloat16()
+        logits = passed.logits[:, -1].float()
+        total[:, end - 1] = logits.logsumexp(-1)
+        if end < length:
+            uniforms = torch.rand(rows, generator=random, dtype=torch.float64).to(device)
+            drawn = sample((logits / heats.clamp_min(0.01).unsqueeze(-1)).softmax(-1), uniforms)
+            new = drawn.where(heats > 0, logits.argmax(-1))
+            ids[:, end] = ids[:, end].where(lengths > end, new)
+        done = end
+    valid = (torch.arange(length, device=device) >= lengths.unsqueeze(-1)).to(torch.uint8)
+    return {"ids": ids.int(), "valid": valid, "features": features, "final": final, "lse": total}
+
+
+def _before_end(ids: Int[Tensor, "b t"], valid: Int[Tensor, "b t"], end_ids: Sequence[int]) -> Int[Tensor, "b t"]:
+    """Return 1 up to the first end token that the target wrote, and 0 behind it."""
+    ends = torch.isin(ids.long(), torch.tensor(list(end_ids), dtype=torch.int64, device=ids.device)) & valid.bool()
+    return (ends.int().cumsum(-1) - ends.int() == 0).to(torch.uint8)
+
+
+def _check_settings(
+    path: Path,
+    target: HuggingFaceModel,
+    prompts: Sequence[Int[Tensor, " n"]],
+    reads: tuple[Layer, ...],
+    writing: WritingPlan,
+) -> None:
+    """Note how the texts are written, or check that those in the folder were written so; more of them may follow."""
+    digest = hashlib.sha256(json.dumps([one.tolist() for one in prompts]).encode()).hexdigest()
+    weights = target.embedded(torch.arange(min(64, target.vocab_size), device=target.device).unsqueeze(0))
+    own = {
+        **{name: value for name, value in asdict(writing).items() if name not in ("tokens", "most_bytes")},
+        "reads": list(reads),
+        "prompts": digest,
+        "target": hashlib.sha256(weights.detach().float().cpu().numpy().tobytes()).hexdigest(),
+    }
+    if not path.is_file():
+        path.write_text(json.dumps(own, indent=1))
+        return
+    try:
+        there = json.loads(path.read_text())
+    except ValueError as error:
+        raise ResultsError(f"{path} is damaged; begin in an empty folder.") from error
+    other = [name for name, value in own.items() if not isinstance(there, dict) or there.get(name) != value]
+    if other:
+        raise ResultsError(f"{path.parent} holds text with another {', '.join(other)}; begin in an empty folder.")
+
 
 PARTS = ("ids", "valid", "features", "final", "lse")
 
@@ -42,7 +282,7 @@ class Shards(Dataset[dict[str, Tensor]]):
             raise ResultsError("There is no text of the target to train on.")
         self.files = files
         self.open: dict[int, Any] = {}
-        self.layers = layers_of(files[0])
+        self.layers: tuple[Layer, ...] = tuple(json.loads(self._file(0).metadata()["layers"]))
         missing = sorted(set(reads or ()) - set(self.layers))
         if missing:
             raise ResultsError(f"The features of layer {missing[0]} are not in {files[0].parent}.")
@@ -75,17 +315,15 @@ class Shards(Dataset[dict[str, Tensor]]):
         return {**self.__dict__, "open": {}}
 
 
-def layers_of(file: Path) -> tuple[Layer, ...]:
-    """Return which layers' outputs are in a shard, in their order."""
-    with safe_open(str(file), framework="pt") as opened:
-        return tuple(json.loads(opened.metadata()["layers"]))
-
-
-def own_counts(files: list[Path], vocab_size: int) -> Tensor:
-    """Return how often the target wrote each token, for a head with fewer tokens than the target."""
+def most_written(
+    files: Sequence[Path], vocab_size: int, rows: int | None, device: torch.device
+) -> Int[Tensor, " v"] | None:
+    """Return the tokens that the target wrote most often, rising; None for all of them."""
+    if rows is None or rows >= vocab_size:
+        return None
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for file in files:
         with safe_open(str(file), framework="pt") as opened:
             written = opened.get_tensor("ids")[opened.get_tensor("valid").bool()].long()
             counts += torch.bincount(written, minlength=vocab_size)
-    return counts
+    return counts.topk(rows).indices.sort().values.to(device)

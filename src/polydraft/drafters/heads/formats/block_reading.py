@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
-from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.ends import HeadEnds
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
 from polydraft.drafters.heads.formats.folder_fields import (
     DEFAULTS,
     Fields,
@@ -27,17 +26,9 @@ from polydraft.drafters.heads.formats.folder_fields import (
     draft_tokens,
     target_tokens,
 )
-from polydraft.drafters.heads.paths import (
-    Domino,
-    GatedMarkov,
-    Markov,
-    Mixing,
-    PathTerm,
-    RecurrentMarkov,
-    Selector,
-)
+from polydraft.drafters.heads.paths import Domino, GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov, Selector
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
-from polydraft.errors import CheckpointError, shown
+from polydraft.errors import CheckpointError
 from polydraft.models import Layer, PlainFolder
 
 LONGEST = 1 << 16
@@ -50,6 +41,13 @@ FOUR_NORMS = "layers.0.pre_feedforward_layernorm.weight"
 """A tensor of Gemma's layers, which differ from Qwen's."""
 BACKBONE = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight"}
 """What all block heads have, and EAGLE's do not: the norm behind `fc` is one of theirs inside the first layer."""
+ACTIVATION = "gelu_pytorch_tanh"
+KIND = "full_attention"
+"""Whose positions Gemma's layers have, of those that `rope_parameters` lists by kinds of layers."""
+POSITIONS: Mapping[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+"""Hugging Face's positions of Gemma's global layers, where a configuration lists none."""
+NOT_READ = ("enable_moe_block", "hidden_size_per_layer_input", "use_double_wide_mlp")
+"""Parts of Gemma's models that DeepSpec's heads do not have either."""
 
 
 def is_block(config: Mapping[str, Any]) -> bool:
@@ -67,11 +65,7 @@ def holds_block(shapes: Shapes) -> bool:
 
 
 def read_block(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[BlockHead]:
-    """Build the drafter of a block head.
-
-    Args:
-        folder: what was read.
-        target_layers: how many layers the target has, for folders that name no layers; None if it is not known.
+    """Build the drafter of a block head; a folder that names no layers needs the target's depth.
 
     Raises:
         CheckpointError: a key is missing or left over, a shape is another one, or a setting is not known.
@@ -86,12 +80,10 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> HeadDra
     read = None if sure is None else _width_beside(tensors, f"{sure}weight", shape.anatomy.width, path.told)
     head = BlockHead(shape, path, read)
     if sure is not None and head.confidence is not None:
-        if not tensors.has(f"{sure}bias"):
-            tensors.left[f"{sure}bias"] = torch.zeros(1)
+        tensors.left.setdefault(f"{sure}bias", torch.zeros(1))
         tensors.fill(head.confidence, sure)
-    tensors.fill(_without(head))
-    tensors.done()
-    return HeadDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
+    tensors.fill(backbone_of(head))
+    return tensors.drafter(head, ends, made_for)
 
 
 def _fields(folder: PlainFolder) -> Fields:
@@ -105,8 +97,8 @@ def _fields(folder: PlainFolder) -> Fields:
     return Fields.of(folder, folder.config, *tables)
 
 
-def _without(head: BlockHead) -> nn.Module:
-    """Return the backbone alone, under the names that it has in folders."""
+def backbone_of(head: BlockHead) -> nn.Module:
+    """Return the layers and what stands around them, under the names that they have in folders."""
     backbone = nn.Module()
     for name in ("fc", "hidden_norm", "layers", "norm"):
         backbone.add_module(name, getattr(head, name))
@@ -130,26 +122,21 @@ def _shifted(fields: Fields, tensors: Tensors) -> bool:
 
 def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> BlockShape:
     normed, gemma = tensors.has("layers.0.self_attn.q_norm.weight"), tensors.has(FOUR_NORMS)
-    anatomy = gemma_anatomy(fields) if gemma else fields.anatomy(normed=normed)
+    anatomy = _gemma_anatomy(fields) if gemma else fields.anatomy(normed=normed)
     if tensors.has("layers.0.self_attn.q_proj.bias") != anatomy.bias:
         anatomy = replace(anatomy, bias=not anatomy.bias)
     layers = fields.count("num_hidden_layers", each=anatomy.width)
     width = tensors.matrix("fc.weight")[1]
     reads = _reads(fields, width, target_layers)
     if not width or width % len(reads):
-        raise CheckpointError(
-            f"The head in {fields.name} is damaged: fc.weight is {width} wide, which {len(reads)} layers cannot fill."
-        )
+        raise tensors.damaged(f"fc.weight is {width} wide, which {len(reads)} layers cannot fill")
     taps = 0
     if tensors.has("layers.0.attention_conv.base_kernel"):
         kernel = tensors.left["layers.0.attention_conv.base_kernel"]
         taps = fields.count("conv_kernel_size", kernel.shape[1] if kernel.dim() == 3 else 1, each=1)
     mask = fields.get("mask_token_id")
     if mask is None and not tensors.has("mask_embed"):
-        raise CheckpointError(
-            f"The head in {fields.name} is not complete: mask_embed is missing, and its config.json names no "
-            "mask_token_id in its place."
-        )
+        raise tensors.incomplete("mask_embed is missing, and its config.json names no mask_token_id in its place")
     windows = _windows(fields, layers)
     return BlockShape(
         anatomy=anatomy,
@@ -164,7 +151,7 @@ def _shape(fields: Fields, tensors: Tensors, target_layers: int | None) -> Block
         taps=taps,
         group=fields.count("conv_group_size", 16, each=1),
         gemma=gemma,
-        own_values=not gemma or own_values(fields),
+        own_values=not gemma or _has_own_values(fields),
     )
 
 
@@ -194,9 +181,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
         return (fields.count("swa_window_size"),) * layers
     kinds = fields.get("layer_types") or ["full_attention"] * layers
     if not isinstance(kinds, list | tuple) or len(kinds) < layers:
-        raise CheckpointError(
-            f"config.json in {fields.name} says that layer_types is {shown(kinds)}; it must be a list of {layers}."
-        )
+        raise fields.wrong("layer_types", kinds, f"it must be a list of {layers}")
     slides = [kind == "sliding_attention" for kind in kinds[:layers]]
     window = fields.count("sliding_window") if any(slides) and fields.get("sliding_window") is not None else None
     return tuple(window if one else None for one in slides)
@@ -219,12 +204,9 @@ def _ends(fields: Fields, tensors: Tensors, shape: BlockShape) -> HeadEnds:
 
     Gemma multiplies embeddings by the root of their width; a target's own come multiplied already.
     """
-    tokens, width = draft_tokens(tensors), shape.anatomy.width
-    embed = rows = None
-    if tensors.has("embed_tokens.weight"):
-        tensors.fill(embed := nn.Embedding(tensors.matrix("embed_tokens.weight")[0], width), "embed_tokens.")
-    if tensors.has("lm_head.weight"):
-        tensors.fill(rows := nn.Linear(width, tensors.matrix("lm_head.weight")[0], bias=False), "lm_head.")
+    width = shape.anatomy.width
+    tokens, embed = draft_tokens(tensors), tensors.embedding(width)
+    rows = tensors.output_rows(width) if tensors.has("lm_head.weight") else None
     cap = fields.get("final_logit_softcapping")
     return HeadEnds(
         embed,
@@ -238,39 +220,36 @@ def _ends(fields: Fields, tensors: Tensors, shape: BlockShape) -> HeadEnds:
 
 def _path(fields: Fields, tensors: Tensors, width: int) -> PathTerm:
     """Build the path term that the tensors make, and fill it."""
+    prefix = next((one for one in ("markov_head.", "") if tensors.has(f"{one}markov_w1.weight")), None)
     if tensors.has("candidate_selector.predecessor_codebook"):
-        vocab, rank = tensors.matrix("candidate_selector.predecessor_codebook")
-        rows, _ = tensors.matrix("candidate_selector.successor_codebook")
+        prefix = "candidate_selector."
+        vocab, rank = tensors.matrix(f"{prefix}predecessor_codebook")
+        rows, _ = tensors.matrix(f"{prefix}successor_codebook")
         term: PathTerm = Selector(vocab, rows, rank, width, fields.count("selector_top_k", 16))
-        tensors.fill(term, "candidate_selector.")
     elif tensors.has("mix.0.weight"):
-        _, size = tensors.matrix("prefix_gru.weight_hh_l0")
+        prefix, (_, size) = "", tensors.matrix("prefix_gru.weight_hh_l0")
         term = Mixing(width, size, tensors.matrix("mix.0.weight")[0])
-        tensors.fill(term)
     elif tensors.has("prefix_gru.weight_hh_l0"):
-        (_, size), plain = tensors.matrix("prefix_gru.weight_hh_l0"), fields.count("pure_draft_prefix_len", 1, 0)
+        prefix, (_, size) = "", tensors.matrix("prefix_gru.weight_hh_l0")
+        plain = fields.count("pure_draft_prefix_len", 1, 0)
         (rows, _), (inner, _) = tensors.matrix("embed_proj.2.weight"), tensors.matrix("embed_proj.0.weight")
         term = Domino(width, rows, size, inner, plain)
-        tensors.fill(term)
+    elif prefix is not None:
+        term = _markov(tensors, prefix, width)
     else:
-        term = _markov(tensors, width)
+        return PathTerm()
+    tensors.fill(term, prefix)
     return term
 
 
-def _markov(tensors: Tensors, width: int) -> PathTerm:
-    prefix = next((one for one in ("markov_head.", "") if tensors.has(f"{one}markov_w1.weight")), None)
-    if prefix is None:
-        return PathTerm()
+def _markov(tensors: Tensors, prefix: str, width: int) -> Markov:
     vocab, rank = tensors.matrix(f"{prefix}markov_w1.weight")
     rows, _ = tensors.matrix(f"{prefix}markov_w2.weight")
     if tensors.has(f"{prefix}gate_proj.weight"):
-        term: PathTerm = GatedMarkov(vocab, rows, rank, width)
-    elif tensors.has(f"{prefix}joint_proj.weight"):
-        term = RecurrentMarkov(vocab, rows, rank, width)
-    else:
-        term = Markov(vocab, rows, rank)
-    tensors.fill(term, prefix)
-    return term
+        return GatedMarkov(vocab, rows, rank, width)
+    if tensors.has(f"{prefix}joint_proj.weight"):
+        return RecurrentMarkov(vocab, rows, rank, width)
+    return Markov(vocab, rows, rank)
 
 
 def _width_beside(tensors: Tensors, name: str, width: int, size: int) -> int:
@@ -281,35 +260,12 @@ def _width_beside(tensors: Tensors, name: str, width: int, size: int) -> int:
     """
     found = tensors.matrix(name)[1]
     if not width <= found <= width + size:
-        raise CheckpointError(
-            f"The head in {tensors.folder.name} is damaged: {name} is {found} wide, and a slot with its node's state "
-            f"is {width} to {width + size}."
-        )
+        sizes = f"{width} to {width + size}"
+        raise tensors.damaged(f"{name} is {found} wide, and a slot with its node's state is {sizes}")
     return found - width
 
 
-def block_tensors(head: BlockHead, ends: HeadEnds) -> dict[str, Tensor]:
-    """Return a head's tensors under the names of DeepSpec's folders, and Domino's for its term."""
-    named = dict(_without(head).state_dict())
-    prefix = "markov_head." if isinstance(head.path, Markov) else ""
-    prefix = "candidate_selector." if isinstance(head.path, Selector) else prefix
-    named |= {f"{prefix}{name}": value for name, value in head.path.state_dict().items()}
-    if head.confidence is not None:
-        named |= {f"confidence_head.proj.{name}": value for name, value in head.confidence.state_dict().items()}
-    own = {name: value for name, value in ends.state_dict().items() if name != "tokens"}
-    return {**named, **own}
-
-
-ACTIVATION = "gelu_pytorch_tanh"
-KIND = "full_attention"
-"""Whose positions the layers have, of those that `rope_parameters` lists by kinds of layers."""
-POSITIONS: Mapping[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
-"""Hugging Face's positions of global layers, where a configuration lists none."""
-NOT_READ = ("enable_moe_block", "hidden_size_per_layer_input", "use_double_wide_mlp")
-"""Parts of Gemma's models that DeepSpec's heads do not have either."""
-
-
-def gemma_anatomy(fields: Fields) -> Anatomy:
+def _gemma_anatomy(fields: Fields) -> Anatomy:
     """Return the sizes of Gemma 4's global layers.
 
     Raises:
@@ -317,49 +273,30 @@ def gemma_anatomy(fields: Fields) -> Anatomy:
     """
     for name in NOT_READ:
         if fields.get(name):
-            told = shown(fields.get(name))
-            raise CheckpointError(f"config.json in {fields.name} says that {name} is {told}; such layers are not read.")
-    if fields.get("hidden_activation", ACTIVATION) != ACTIVATION:
-        told = shown(fields.get("hidden_activation"))
-        raise CheckpointError(f"config.json in {fields.name} asks for the activation {told}, not {ACTIVATION}.")
+            raise fields.wrong(name, fields.get(name), "such layers are not read")
+    fields.check_activation("hidden_activation", ACTIVATION)
     width = fields.count("hidden_size", each=1)
     heads = fields.count("num_attention_heads", each=width)
-    groups = fields.count("num_key_value_heads" if own_values(fields) else "num_global_key_value_heads", each=width)
+    groups = "num_key_value_heads" if _has_own_values(fields) else "num_global_key_value_heads"
     channels = fields.count("global_head_dim", each=width * heads)
-    if heads % groups or channels % 2:
-        raise CheckpointError(
-            f"config.json in {fields.name} has {heads} query heads of {channels} channels on {groups} key heads."
-        )
-    bias = bool(fields.get("attention_bias", False))
-    return Anatomy(
-        width=width,
-        inner=fields.count("intermediate_size", each=width),
-        heads=heads,
-        groups=groups,
-        channels=channels,
-        eps=fields.number("rms_norm_eps", 1e-6, above=0),
-        bias=bias,
-        output_bias=bias,
-        normed=True,
-        rotation=_rotation(fields),
-    )
+    return fields.layers_of(width, heads, fields.count(groups, each=width), channels, _rotation(fields), normed=True)
 
 
-def own_values(fields: Fields) -> bool:
-    """Tell whether values have a projection of their own."""
+def _has_own_values(fields: Fields) -> bool:
+    """Tell whether values of Gemma's layers have a projection of their own."""
     return not fields.get("attention_k_eq_v", False)
 
 
 def _rotation(fields: Fields) -> Rotation:
     told = fields.table("rope_parameters").get(KIND) or POSITIONS
     if not isinstance(told, Mapping):
-        raise CheckpointError(f"config.json in {fields.name} says that {KIND} is {shown(told)}; it must be a table.")
+        raise fields.wrong(KIND, told, "it must be a table")
     own = Fields(fields.name, told)
     theta, kind = own.number("rope_theta", 1e6, above=0), own.get("rope_type", "default")
     if kind == "default":
         return Rotation(theta)
     if kind != "proportional":
-        raise CheckpointError(f"config.json in {fields.name} asks for rotary positions of kind {shown(kind)}.")
+        raise fields.other_positions(kind)
     factor = own.number("factor", 1.0, above=0)
     part = own.number("partial_rotary_factor", 1.0, above=0)
     return Rotation(theta, "proportional", factor, part=min(part, 1.0))

@@ -4,7 +4,6 @@ The first form holds DSpark's terms as Model-Optimizer does, DFlash2's as its au
 package's own.
 """
 
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,18 @@ import torch
 from torch import Tensor
 
 from polydraft.drafters.heads.block_head import BlockHead
-from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.formats.block_reading import block_tensors
-from polydraft.drafters.heads.formats.folder_fields import offsets_of, sizes_of
-from polydraft.drafters.heads.paths import (
-    Domino,
-    GatedMarkov,
-    Markov,
-    Mixing,
-    PathTerm,
-    RecurrentMarkov,
-    Selector,
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
+from polydraft.drafters.heads.formats.block_reading import backbone_of
+from polydraft.drafters.heads.formats.folder_fields import (
+    embeddings_of,
+    output_rows_of,
+    sizes_of,
+    speculator,
+    write_head,
 )
+from polydraft.drafters.heads.paths import Domino, GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov, Selector
 from polydraft.errors import InvalidParameter
-from polydraft.models import LanguageModel, Layer, write_plain
+from polydraft.models import LanguageModel, Layer
 
 ANCHORS = 512
 """Blocks per text, of the authors' training: their class asks for the number and drafts without it."""
@@ -46,14 +43,9 @@ def write_block(
     """Write a block head as a folder.
 
     Args:
-        drafter: the head.
-        folder: where to.
-        target: its target.
         speculators: write the form of vllm-project/speculators, which holds embeddings and output rows as well.
         deepspec: write the form of deepseek-ai/DeepSpec, which does so too and says all in one table.
         target_layers: how many layers the target has.
-        dtype: the precision of the weights.
-        card: the text of its README.md.
 
     Raises:
         InvalidParameter: the form has no such head, what it lacks is named; or two forms are asked for.
@@ -63,21 +55,31 @@ def write_block(
         raise InvalidParameter("A head is written in one form; leave out speculators=True or deepspec=True.")
     if drafter.network.shape.gemma:
         raise InvalidParameter("Block heads with Gemma's layers are read, and not written.")
-    tokens = drafter.ends.tokens
-    ids = None if tokens is None else drafter.ends.get_buffer("tokens").cpu()
-    tensors = block_tensors(drafter.network, drafter.ends)
+    head, ends, depth = drafter.network, drafter.ends, target_layers or getattr(target, "layers", None)
+    tensors = block_tensors(head, ends)
+    if speculators or deepspec:
+        tensors["embed_tokens.weight"] = embeddings_of(ends, target) * ends.scale
+        tensors["lm_head.weight"] = output_rows_of(ends, target)
     if deepspec:
-        tensors |= _scaled_ends(drafter, target)
-        config = deepspec_config(drafter, _sizes(drafter), _terms(drafter), tensors, _depth(target, target_layers))
+        config = _of_deepspec(head, ends, tensors, depth)
     elif speculators:
-        config = _of_speculators(drafter, target)
-        tensors |= _scaled_ends(drafter, target)
+        config = _of_speculators(head, ends, target)
     else:
-        config = _own(drafter, target, target_layers)
+        config = _own(head, ends, target, depth)
         tensors = {_flat(name): value for name, value in tensors.items()}
-    written = {name: value.to(dtype) for name, value in tensors.items()}
-    named: dict[str, Tensor] = {} if ids is None else offsets_of(ids, target.facts.vocab_size)
-    write_plain(folder, config, {**written, **named}, card)
+    write_head(folder, config, tensors, ends, target, dtype, card)
+
+
+def block_tensors(head: BlockHead, ends: HeadEnds) -> dict[str, Tensor]:
+    """Return a head's tensors under the names of DeepSpec's folders, and Domino's for its term."""
+    named = dict(backbone_of(head).state_dict())
+    prefix = "markov_head." if isinstance(head.path, Markov) else ""
+    prefix = "candidate_selector." if isinstance(head.path, Selector) else prefix
+    named |= {f"{prefix}{name}": value for name, value in head.path.state_dict().items()}
+    if head.confidence is not None:
+        named |= {f"confidence_head.proj.{name}": value for name, value in head.confidence.state_dict().items()}
+    own = {name: value for name, value in ends.state_dict().items() if name != "tokens"}
+    return {**named, **own}
 
 
 def _flat(name: str) -> str:
@@ -87,27 +89,15 @@ def _flat(name: str) -> str:
     return name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj.")
 
 
-def _scaled_ends(drafter: HeadDrafter[BlockHead], target: LanguageModel) -> dict[str, Tensor]:
-    """Return embeddings and output rows, the target's where the head has none, with what they are multiplied by."""
-    found: dict[str, Tensor] = {}
-    every, own = torch.arange(target.facts.vocab_size, device=target.facts.device), drafter.ends.embed_tokens
-    embedded = target.embedded(every.unsqueeze(0))[0] if own is None else own.weight
-    found["embed_tokens.weight"] = embedded * drafter.ends.scale
-    if drafter.ends.lm_head is None:
-        tokens = every if drafter.ends.tokens is None else drafter.ends.get_buffer("tokens")
-        found["lm_head.weight"] = target.output_rows(tokens)
-    return found
-
-
-def _sizes(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
+def _sizes(head: BlockHead) -> dict[str, Any]:
     """Return the sizes of the layers, under Hugging Face's names."""
-    shape = drafter.network.shape
-    return {"model_type": "qwen3", **sizes_of(shape.anatomy, shape.layers), "attention_bias": shape.anatomy.bias}
+    own = head.shape.anatomy
+    return {"model_type": "qwen3", **sizes_of(own, head.shape.layers), "attention_bias": own.bias}
 
 
-def _windows(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
+def _windows(head: BlockHead) -> dict[str, Any]:
     """Return the layers' windows; Hugging Face's Qwen3 forgets them where `use_sliding_window` is not set."""
-    shape = drafter.network.shape
+    shape = head.shape
     windows = shape.windows or (None,) * shape.layers
     found = {window for window in windows if window is not None}
     if len(found) > 1:
@@ -117,8 +107,8 @@ def _windows(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
     return {"layer_types": kinds, "sliding_window": window, "use_sliding_window": window is not None}
 
 
-def _own(drafter: HeadDrafter[BlockHead], target: LanguageModel, target_layers: int | None) -> dict[str, Any]:
-    shape, path, ends = drafter.network.shape, drafter.network.path, drafter.ends
+def _own(head: BlockHead, ends: HeadEnds, target: LanguageModel, depth: int | None) -> dict[str, Any]:
+    shape, path = head.shape, head.path
     kind: dict[str, Any] = {"projector_type": "dflash"}
     if isinstance(path, Mixing):
         kind = {"projector_type": "mixing", "gru_hidden_dim": path.size, "emb_dim": path.mix[0].out_features}
@@ -135,124 +125,22 @@ def _own(drafter: HeadDrafter[BlockHead], target: LanguageModel, target_layers: 
     if ends.scale != 1 or ends.multiplier != 1 or ends.softcap is not None:
         kind |= {"input_embedding_scale": ends.scale, "output_multiplier": ends.multiplier}
         kind |= {"final_logit_softcapping": ends.softcap}
-    depth = _known_depth(target, target_layers)
     return {
         "architectures": ["DFlashDraftModel"],
-        **_sizes(drafter),
-        **_windows(drafter),
+        **_sizes(head),
+        **_windows(head),
         "vocab_size": target.facts.vocab_size,
         "num_target_layers": depth,
         "block_size": shape.block,
-        "is_causal": _causal(drafter),
+        "is_causal": _causal(head),
         **({"emb_dim": kind["emb_dim"]} if "emb_dim" in kind else {}),  # which Domino's readers look for here too
         "dflash_config": {
             "mask_token_id": shape.mask_id,
             "target_layer_ids": [_number(one, depth) - 1 for one in shape.reads],
             "shift_label": shape.shifted,
-            "use_confidence_head": drafter.network.confidence is not None,
+            "use_confidence_head": head.confidence is not None,
             **kind,
         },
-    }
-
-
-def _layers(drafter: HeadDrafter[BlockHead]) -> list[tuple[bool, bool]]:
-    """Tell of each layer whether it is causal inside the block, and whether it has a window."""
-    shape = drafter.network.shape
-    causal = shape.causal or (False,) * shape.layers
-    windows = shape.windows or (None,) * shape.layers
-    return [(one, window is not None) for one, window in zip(causal, windows, strict=True)]
-
-
-def _causal(drafter: HeadDrafter[BlockHead]) -> bool | None:
-    """Return whether all layers are causal inside the block; None if those with windows are, which needs no word.
-
-    Raises:
-        InvalidParameter: others are, and some are not.
-    """
-    layers = _layers(drafter)
-    causal = {one for one, _ in layers}
-    if len(causal) == 1:
-        return causal.pop()
-    if all(one == window for one, window in layers):
-        return None
-    raise InvalidParameter(
-        "A head of which some layers are causal and some are not can be written only if those with windows are."
-    )
-
-
-def _markov_kind(path: Markov) -> str:
-    if isinstance(path, RecurrentMarkov):
-        return "rnn"
-    return "gated" if isinstance(path, GatedMarkov) else "vanilla"
-
-
-def _of_speculators(drafter: HeadDrafter[BlockHead], target: LanguageModel) -> dict[str, Any]:
-    shape, path = drafter.network.shape, drafter.network.path
-    lacking = next((what for what, there in _beyond_speculators(drafter).items() if there), None)
-    if lacking is not None:
-        raise InvalidParameter(f"speculators has no form for heads with {lacking}; leave out speculators=True.")
-    markov = isinstance(path, Markov)
-    kind = "dspark" if markov else "dflash"
-    tokens = drafter.ends.tokens
-    config: dict[str, Any] = {
-        "architectures": ["DSparkSpeculator" if markov else "DFlashSpeculator"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.7.0",
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": shape.drafts}],
-            "verifier": {"name_or_path": None, "architectures": []},
-        },
-        "transformer_layer_config": {**_sizes(drafter), **_windows(drafter), "vocab_size": target.facts.vocab_size},
-        "draft_vocab_size": target.facts.vocab_size if tokens is None else len(drafter.ends.get_buffer("tokens")),
-        "block_size": shape.block,
-        "aux_hidden_state_layer_ids": [*shape.reads],
-        "mask_token_id": shape.mask_id,
-        "sliding_window_non_causal": (False, True) in _layers(drafter),
-        "sample_from_anchor": shape.shifted,
-        "target_hidden_size": shape.target_width,
-    }
-    return config | (_terms(drafter) if markov else {})
-
-
-def _terms(drafter: HeadDrafter[BlockHead]) -> dict[str, Any]:
-    """Tell of the Markov term, and of the confidence head whether it reads the last token's row beside the slot."""
-    path, head, width = drafter.network.path, drafter.network.confidence, drafter.network.shape.anatomy.width
-    told: dict[str, Any] = {"enable_confidence_head": head is not None}
-    if isinstance(path, Markov):
-        told |= {"markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
-    return told if head is None else {**told, "confidence_head_with_markov": head.in_features > width}
-
-
-def _known_depth(target: LanguageModel, told: int | None) -> int | None:
-    return told or getattr(target, "layers", None)
-
-
-def _depth(target: LanguageModel, told: int | None) -> int:
-    """Return how many layers a target has.
-
-    Raises:
-        InvalidParameter: that is not known.
-    """
-    depth = _known_depth(target, told)
-    if depth is None:
-        raise InvalidParameter("DeepSpec's form names the target's depth, which is not known; give target_layers.")
-    return depth
-
-
-def _beyond_speculators(drafter: HeadDrafter[BlockHead]) -> dict[str, bool]:
-    """Tell what of a head speculators' form cannot say: there layers are causal only by their windows, and all so."""
-    head, ends, layers = drafter.network, drafter.ends, _layers(drafter)
-    return {
-        f"the path term {type(head.path).__name__}": isinstance(head.path, Domino | Mixing | Selector),
-        "convolutions over slots": head.shape.taps > 0,
-        "a mask embedding of their own": head.shape.mask_id is None,
-        "the target's last hidden states to read": "final" in head.shape.reads,
-        "a factor or a cap of their logits": ends.multiplier != 1 or ends.softcap is not None,
-        "a confidence head but no Markov term": head.confidence is not None and not isinstance(head.path, Markov),
-        "causal layers that have no window": (True, False) in layers,
-        "causal and other layers among those with windows": {(True, True), (False, True)} <= {*layers},
     }
 
 
@@ -269,59 +157,114 @@ def _number(layer: Layer, depth: int | None) -> int:
     return depth
 
 
-def deepspec_config(
-    drafter: HeadDrafter[BlockHead],
-    sizes: Mapping[str, Any],
-    terms: Mapping[str, Any],
-    tables: Mapping[str, Tensor],
-    depth: int,
-) -> dict[str, Any]:
-    """Return the configuration of a head in DeepSpec's form.
+def _layers(head: BlockHead) -> list[tuple[bool, bool]]:
+    """Tell of each layer whether it is causal inside the block, and whether it has a window."""
+    shape = head.shape
+    causal = shape.causal or (False,) * shape.layers
+    windows = shape.windows or (None,) * shape.layers
+    return [(one, window is not None) for one, window in zip(causal, windows, strict=True)]
 
-    Args:
-        drafter: the head.
-        sizes: of its layers, under Hugging Face's names.
-        terms: what is said of its Markov term and its confidence head.
-        tables: all tensors by name, embeddings and output rows among them.
-        depth: how many layers the target has.
+
+def _causal(head: BlockHead) -> bool | None:
+    """Return whether all layers are causal inside the block; None if those with windows are, which needs no word.
 
     Raises:
-        InvalidParameter: the form has no such head; what it lacks is named.
+        InvalidParameter: others are, and some are not.
     """
-    lacking = next((what for what, there in _beyond(drafter, tables).items() if there), None)
+    layers = _layers(head)
+    causal = {one for one, _ in layers}
+    if len(causal) == 1:
+        return causal.pop()
+    if all(one == window for one, window in layers):
+        return None
+    raise InvalidParameter(
+        "A head of which some layers are causal and some are not can be written only if those with windows are."
+    )
+
+
+def _markov_kind(path: Markov) -> str:
+    if isinstance(path, RecurrentMarkov):
+        return "rnn"
+    return "gated" if isinstance(path, GatedMarkov) else "vanilla"
+
+
+def _terms(head: BlockHead) -> dict[str, Any]:
+    """Tell of the Markov term, and of the confidence head whether it reads the last token's row beside the slot."""
+    told: dict[str, Any] = {"enable_confidence_head": head.confidence is not None}
+    if isinstance(head.path, Markov):
+        told |= {"markov_rank": head.path.rank, "markov_head_type": _markov_kind(head.path)}
+    if head.confidence is not None:
+        told["confidence_head_with_markov"] = head.confidence.in_features > head.shape.anatomy.width
+    return told
+
+
+def _of_speculators(head: BlockHead, ends: HeadEnds, target: LanguageModel) -> dict[str, Any]:
+    lacking = next((what for what, there in _beyond_speculators(head, ends).items() if there), None)
+    if lacking is not None:
+        raise InvalidParameter(f"speculators has no form for heads with {lacking}; leave out speculators=True.")
+    shape, markov = head.shape, isinstance(head.path, Markov)
+    kind, name = ("dspark", "DSparkSpeculator") if markov else ("dflash", "DFlashSpeculator")
+    vocab = target.facts.vocab_size
+    return {
+        **speculator(kind, name, speculative_tokens=shape.drafts),
+        "transformer_layer_config": {**_sizes(head), **_windows(head), "vocab_size": vocab},
+        "draft_vocab_size": vocab if ends.tokens is None else len(ends.tokens),
+        "block_size": shape.block,
+        "aux_hidden_state_layer_ids": [*shape.reads],
+        "mask_token_id": shape.mask_id,
+        "sliding_window_non_causal": (False, True) in _layers(head),
+        "sample_from_anchor": shape.shifted,
+        "target_hidden_size": shape.target_width,
+        **(_terms(head) if markov else {}),
+    }
+
+
+def _beyond_speculators(head: BlockHead, ends: HeadEnds) -> dict[str, bool]:
+    """Tell what of a head speculators' form cannot say: there layers are causal only by their windows, and all so."""
+    layers = _layers(head)
+    return {
+        f"the path term {type(head.path).__name__}": isinstance(head.path, Domino | Mixing | Selector),
+        "convolutions over slots": head.shape.taps > 0,
+        "a mask embedding of their own": head.shape.mask_id is None,
+        "the target's last hidden states to read": "final" in head.shape.reads,
+        "a factor or a cap of their logits": ends.multiplier != 1 or ends.softcap is not None,
+        "a confidence head but no Markov term": head.confidence is not None and not isinstance(head.path, Markov),
+        "causal layers that have no window": (True, False) in layers,
+        "causal and other layers among those with windows": {(True, True), (False, True)} <= {*layers},
+    }
+
+
+def _of_deepspec(head: BlockHead, ends: HeadEnds, tables: dict[str, Tensor], depth: int | None) -> dict[str, Any]:
+    if depth is None:
+        raise InvalidParameter("DeepSpec's form names the target's depth, which is not known; give target_layers.")
+    shape, reads = head.shape, [one for one in head.shape.reads if one != "final"]
+    lacking = next((what for what, there in _beyond_deepspec(head, ends, reads, tables).items() if there), None)
     if lacking is not None:
         raise InvalidParameter(f"DeepSpec has no form for heads with {lacking}; leave out deepspec=True.")
-    shape = drafter.network.shape
     return {
         "architectures": ["Qwen3DSparkModel"],
-        **sizes,
+        **_sizes(head),
         "layer_types": ["full_attention"] * shape.layers,
         "use_sliding_window": False,
         "sliding_window": None,
         "vocab_size": len(tables["lm_head.weight"]),
         "tie_word_embeddings": False,
         "num_target_layers": depth,
-        "target_layer_ids": [one - 1 for one in _reads(drafter)],
+        "target_layer_ids": [one - 1 for one in reads],
         "block_size": shape.block,
         "mask_token_id": shape.mask_id,
         "num_anchors": ANCHORS,
         "markov_rank": 0,
-        **terms,
+        **_terms(head),
     }
 
 
-def _reads(drafter: HeadDrafter[BlockHead]) -> list[int]:
-    return [one for one in drafter.network.shape.reads if one != "final"]
-
-
-def _beyond(drafter: HeadDrafter[BlockHead], tables: Mapping[str, Tensor]) -> dict[str, bool]:
+def _beyond_deepspec(head: BlockHead, ends: HeadEnds, reads: list[int], tables: dict[str, Tensor]) -> dict[str, bool]:
     """Tell what of a head DeepSpec's class cannot say."""
-    head, ends, shape = drafter.network, drafter.ends, drafter.network.shape
-    own, path = shape.anatomy, head.path
+    shape, own, path = head.shape, head.shape.anatomy, head.path
     plain = isinstance(path, Markov) or type(path) is PathTerm
     beside = 0 if head.confidence is None else head.confidence.in_features - own.width
-    ids = [tables["embed_tokens.weight"], tables["lm_head.weight"]]
-    counts = {*map(len, ids)} | {one for one in (path.known, path.rows) if one is not None}
+    counts = {len(tables["embed_tokens.weight"]), len(tables["lm_head.weight"]), path.known, path.rows} - {None}
     return {
         f"the path term {type(path).__name__}": not plain,
         "convolutions over slots": shape.taps > 0,
@@ -329,10 +272,10 @@ def _beyond(drafter: HeadDrafter[BlockHead], tables: Mapping[str, Tensor]) -> di
         "fewer tokens than their target": ends.tokens is not None,
         "tables of different numbers of tokens": len(counts) > 1,
         "slots that draft their own place": not shape.shifted,
-        "causal layers": any(shape.causal or ()),
-        "windows": any(one is not None for one in shape.windows or ()),
+        "causal layers": any(shape.causal),
+        "windows": any(one is not None for one in shape.windows),
         "the target's last hidden states to read": "final" in shape.reads,
-        "layers to read that do not rise": any(one >= other for one, other in pairwise(_reads(drafter))),
+        "layers to read that do not rise": any(one >= other for one, other in pairwise(reads)),
         "another width than their target's": shape.target_width != own.width,
         "a factor or a cap of their logits": ends.multiplier != 1 or ends.softcap is not None,
         "queries and keys without norms": not own.normed,

@@ -1,22 +1,23 @@
-"""What readers of head folders share: values of a configuration, and tensors of which none is left over."""
+"""What readers and writers of head folders share: values of a configuration, tensors, and a head's ends."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.drafter import MadeFor
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, MadeFor
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, is_number, is_whole, shown
-from polydraft.models import PlainFolder
+from polydraft.models import LanguageModel, PlainFolder, write_plain
 
+Network = TypeVar("Network", bound=HeadNetwork)
 MOST = 2**31 - 1
 """No number of a configuration that is counted is larger."""
-TABLES = ("rope_scaling", "rope_parameters")
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "rms_norm_eps": 1e-6},
     "qwen3": {
@@ -67,6 +68,10 @@ class Fields:
                 return table[name]
         return otherwise
 
+    def wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        """Return the error of a value that is not as it must be."""
+        return CheckpointError(f"config.json in {self.name} says that {name} is {shown(value)}; {wanted}.")
+
     def count(self, name: str, otherwise: int | None = None, least: int = 1, *, most: int = MOST, each: int = 0) -> int:
         """Return a whole number.
 
@@ -83,37 +88,22 @@ class Fields:
         """
         value = self.get(name, otherwise)
         if not is_whole(value) or value < least:
-            raise CheckpointError(
-                f"config.json in {self.name} says that {name} is {shown(value)}; it must be a number."
-            )
+            raise self.wrong(name, value, "it must be a number")
         if value > most:
-            raise CheckpointError(
-                f"config.json in {self.name} says that {name} is {shown(value)}; it must be at most {most}."
-            )
+            raise self.wrong(name, value, f"it must be at most {most}")
         if value * each > self.held:
-            raise CheckpointError(
-                f"config.json in {self.name} says that {name} is {shown(value)}; its tensors hold {self.held} values, "
-                "which are too few for that."
-            )
+            raise self.wrong(name, value, f"its tensors hold {self.held} values, which are too few for that")
         return value
 
     def number(self, name: str, otherwise: float, above: float = -inf) -> float:
-        """Return a number.
-
-        Args:
-            name: of the value.
-            otherwise: what a missing one is.
-            above: what it must be larger than.
+        """Return a finite number above another one; a missing one is `otherwise`.
 
         Raises:
             CheckpointError: it is none, infinite or too small.
         """
         value = self.get(name, otherwise)
         if not is_number(value) or not above < value < inf:
-            wanted = "a number" if above == -inf else f"a number above {above:g}"
-            raise CheckpointError(
-                f"config.json in {self.name} says that {name} is {shown(value)}; it must be {wanted}."
-            )
+            raise self.wrong(name, value, "it must be a number" + ("" if above == -inf else f" above {above:g}"))
         return float(value)
 
     def counts(self, name: str, least: int = 0) -> tuple[int, ...]:
@@ -124,7 +114,7 @@ class Fields:
         """
         value = self.get(name)
         if not isinstance(value, list | tuple) or not value or not all(is_whole(one) and one >= least for one in value):
-            raise CheckpointError(f"config.json in {self.name} says that {name} is {shown(value)}; it must be a list.")
+            raise self.wrong(name, value, "it must be a list")
         return tuple(value)
 
     def table(self, name: str) -> Mapping[str, Any]:
@@ -135,14 +125,11 @@ class Fields:
         """
         value = self.get(name, {})
         if not isinstance(value, Mapping):
-            raise CheckpointError(f"config.json in {self.name} says that {name} is {shown(value)}; it must be a table.")
+            raise self.wrong(name, value, "it must be a table")
         return value
 
     def made_for(self, vocab_size: int | None = None) -> MadeFor:
-        """Return what is said of the target.
-
-        Args:
-            vocab_size: its number of tokens by the tensors, if the configuration says nothing.
+        """Return what is said of the target, by the tensors where the configuration says nothing.
 
         Raises:
             CheckpointError: a number is none.
@@ -150,7 +137,7 @@ class Fields:
         told = vocab_size if self.get("vocab_size") is None else self.count("vocab_size")
         return MadeFor(told, None if self.get("num_target_layers") is None else self.count("num_target_layers"))
 
-    def rotation(self, theta: float = 10_000.0) -> Rotation:
+    def rotation(self) -> Rotation:
         """Return the rotary positions.
 
         Raises:
@@ -158,7 +145,7 @@ class Fields:
         """
         scaling = {**self.table("rope_scaling"), **self.table("rope_parameters")}
         own = Fields(self.name, scaling)
-        base = own.number("rope_theta", self.number("rope_theta", theta, above=0), above=0)
+        base = own.number("rope_theta", self.number("rope_theta", 10_000.0, above=0), above=0)
         kind = own.get("rope_type", own.get("type", "default"))
         if kind in ("default", None):
             return Rotation(base)
@@ -173,15 +160,14 @@ class Fields:
                 own.number("high_freq_factor", 4.0),
                 own.count("original_max_position_embeddings", 8192),
             )
-        raise CheckpointError(f"config.json in {self.name} asks for rotary positions of kind {shown(kind)}.")
+        raise self.other_positions(kind)
 
-    def anatomy(self, *, normed: bool = False, theta: float = 10_000.0, eps: float = 1e-6) -> Anatomy:
-        """Return the sizes of Llama's and Qwen's layers.
+    def other_positions(self, kind: Any) -> CheckpointError:
+        """Return the error of rotary positions that heads do not have."""
+        return CheckpointError(f"config.json in {self.name} asks for rotary positions of kind {shown(kind)}.")
 
-        Args:
-            normed: whether queries and keys are normed per head.
-            theta: the base of rotary positions where none is written.
-            eps: what norms add where nothing is written.
+    def anatomy(self, *, normed: bool = False) -> Anatomy:
+        """Return the sizes of Llama's and Qwen's layers, whose queries and keys may be normed per head.
 
         Raises:
             CheckpointError: a size is missing, or they do not fit each other.
@@ -190,9 +176,32 @@ class Fields:
         heads = self.count("num_attention_heads", each=width)
         groups = self.count("num_key_value_heads", heads, each=width)
         channels = self.count("head_dim", max(width // heads, 1), each=width * heads)
-        activation = self.get("hidden_act", "silu")
-        if activation != "silu":
-            raise CheckpointError(f"config.json in {self.name} asks for the activation {shown(activation)}, not silu.")
+        self.check_activation("hidden_act", "silu")
+        biased = bool(self.get("qkv_bias", False))
+        return self.layers_of(width, heads, groups, channels, self.rotation(), normed=normed, biased=biased)
+
+    def check_activation(self, name: str, usual: str) -> None:
+        """Raise `CheckpointError` for an activation that such heads do not have."""
+        asked = self.get(name, usual)
+        if asked != usual:
+            raise CheckpointError(f"config.json in {self.name} asks for the activation {shown(asked)}, not {usual}.")
+
+    def layers_of(
+        self,
+        width: int,
+        heads: int,
+        groups: int,
+        channels: int,
+        rotation: Rotation,
+        *,
+        normed: bool,
+        biased: bool = False,
+    ) -> Anatomy:
+        """Return the sizes of layers, given those of their attention.
+
+        Raises:
+            CheckpointError: a size is missing, or they do not fit each other.
+        """
         if heads % groups or channels % 2:
             raise CheckpointError(
                 f"config.json in {self.name} has {heads} query heads of {channels} channels on {groups} key heads."
@@ -204,22 +213,17 @@ class Fields:
             heads=heads,
             groups=groups,
             channels=channels,
-            eps=self.number("rms_norm_eps", eps, above=0),
-            bias=bias or bool(self.get("qkv_bias", False)),
+            eps=self.number("rms_norm_eps", 1e-6, above=0),
+            bias=bias or biased,
             output_bias=bias,
             normed=normed,
-            rotation=self.rotation(theta),
+            rotation=rotation,
         )
 
 
 @dataclass(eq=False)
 class Tensors:
-    """The tensors of a folder, of which every one must be used.
-
-    Args:
-        folder: the folder.
-        left: those that nobody took yet, by their names.
-    """
+    """The tensors of a folder, of which every one must be used."""
 
     folder: PlainFolder
     left: dict[str, Tensor] = field(default_factory=dict)
@@ -235,6 +239,14 @@ class Tensors:
             named[short] = value
         return cls(folder, named)
 
+    def damaged(self, what: str) -> CheckpointError:
+        """Return the error of tensors that are not as they must be."""
+        return CheckpointError(f"The head in {self.folder.name} is damaged: {what}.")
+
+    def incomplete(self, what: str) -> CheckpointError:
+        """Return the error of tensors that are missing."""
+        return CheckpointError(f"The head in {self.folder.name} is not complete: {what}.")
+
     def has(self, name: str) -> bool:
         """Tell whether a tensor is there and was not taken."""
         return name in self.left
@@ -246,7 +258,7 @@ class Tensors:
             CheckpointError: it is missing.
         """
         if name not in self.left:
-            raise CheckpointError(f"The head in {self.folder.name} is not complete: {name} is missing.")
+            raise self.incomplete(f"{name} is missing")
         return self.left.pop(name)
 
     def matrix(self, name: str) -> tuple[int, int]:
@@ -257,9 +269,7 @@ class Tensors:
         """
         found = self.take(name)
         if found.dim() != 2:
-            raise CheckpointError(
-                f"The head in {self.folder.name} is damaged: {name} has shape {list(found.shape)}, and is no matrix."
-            )
+            raise self.damaged(f"{name} has shape {list(found.shape)}, and is no matrix")
         self.left[name] = found
         return found.shape[0], found.shape[1]
 
@@ -272,7 +282,6 @@ class Tensors:
         """Put the tensors of a module's parameters into it.
 
         Args:
-            module: the module, of the right shapes.
             prefix: what stands before its names in the folder.
             rename: names in the folder, by names in the module, where they differ.
 
@@ -283,19 +292,29 @@ class Tensors:
             wanted = prefix + ((rename or {}).get(name, name))
             found = self.take(wanted)
             if found.shape != parameter.shape:
-                raise CheckpointError(
-                    f"The head in {self.folder.name} is damaged: {wanted} has shape {list(found.shape)}, and its "
-                    f"config.json asks for {list(parameter.shape)}."
-                )
+                shape = list(parameter.shape)
+                raise self.damaged(f"{wanted} has shape {list(found.shape)}, and its config.json asks for {shape}")
             if not bool(torch.isfinite(found).all()):
-                raise CheckpointError(
-                    f"The head in {self.folder.name} is damaged: {wanted} holds values that are no numbers."
-                )
+                raise self.damaged(f"{wanted} holds values that are no numbers")
             with torch.no_grad():
                 parameter.copy_(found)
 
-    def done(self) -> None:
-        """Check that nothing is left.
+    def embedding(self, width: int) -> nn.Embedding | None:
+        """Take the head's own input embeddings; None if there are none."""
+        if not self.has("embed_tokens.weight"):
+            return None
+        made = nn.Embedding(self.matrix("embed_tokens.weight")[0], width)
+        self.fill(made, "embed_tokens.")
+        return made.requires_grad_(False)
+
+    def output_rows(self, width: int, count: int | None = None) -> nn.Linear:
+        """Take the head's own output rows, so many of them, or as many as there are."""
+        made = nn.Linear(width, self.matrix("lm_head.weight")[0] if count is None else count, bias=False)
+        self.fill(made, "lm_head.")
+        return made.requires_grad_(False)
+
+    def drafter(self, network: Network, ends: HeadEnds, made_for: MadeFor) -> HeadDrafter[Network]:
+        """Return the drafter of a head that took its tensors.
 
         Raises:
             CheckpointError: there are tensors that no part of the head takes: it is of another format.
@@ -306,6 +325,7 @@ class Tensors:
                 f"{self.folder.file} in {self.folder.name} holds {min(self.left)}{more}, which this kind of head does "
                 "not have."
             )
+        return HeadDrafter(network.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def sizes_of(own: Anatomy, layers: int) -> dict[str, Any]:
@@ -350,20 +370,17 @@ def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
         return None
     found = tensors.take("d2t").long()
     if found.dim() != 1 or not len(found):
-        raise CheckpointError(
-            f"The head in {tensors.folder.name} is damaged: d2t has shape {list(found.shape)}, no list of tokens."
-        )
+        raise tensors.damaged(f"d2t has shape {list(found.shape)}, no list of tokens")
     offsets = found + torch.arange(len(found))
-    name = tensors.folder.name
     if not tensors.has("t2d"):
         tokens = offsets
     else:
         wanted = tensors.take("t2d").bool().nonzero().squeeze(-1)
         tokens = next((one for one in (offsets, found) if torch.equal(one.sort().values, wanted)), None)
         if tokens is None:
-            raise CheckpointError(f"The head in {name} is damaged: d2t and t2d name different tokens.")
+            raise tensors.damaged("d2t and t2d name different tokens")
     if int(tokens.min()) < 0 or len(tokens.unique()) != len(tokens):
-        raise CheckpointError(f"The head in {name} is damaged: d2t names a token twice, or one below 0.")
+        raise tensors.damaged("d2t names a token twice, or one below 0")
     return tokens
 
 
@@ -374,13 +391,53 @@ def target_tokens(tensors: Tensors) -> int | None:
     return None if name is None or not tensors.left[name].dim() else len(tensors.left[name])
 
 
-def offsets_of(tokens: Int[Tensor, " v"], vocab_size: int) -> dict[str, Tensor]:
-    """Return `d2t` and `t2d` of a head's tokens.
+def embeddings_of(ends: HeadEnds, target: LanguageModel) -> Tensor:
+    """Return a head's input embeddings: its own, or its target's."""
+    if ends.embed_tokens is not None:
+        return ends.embed_tokens.weight
+    return target.embedded(torch.arange(target.facts.vocab_size, device=target.facts.device).unsqueeze(0))[0]
 
-    Args:
-        tokens: ids of the target.
-        vocab_size: how many the target has.
+
+def output_rows_of(ends: HeadEnds, target: LanguageModel) -> Tensor:
+    """Return a head's output rows: its own, or those that it has of its target."""
+    if ends.lm_head is not None:
+        return ends.lm_head.weight
+    every = torch.arange(target.facts.vocab_size, device=target.facts.device)
+    return target.output_rows(every if ends.tokens is None else ends.tokens)
+
+
+def speculator(kind: str, name: str, **proposal: Any) -> dict[str, Any]:
+    """Return what speculators writes of a method, its class, its proposals and its target."""
+    return {
+        "architectures": [name],
+        "speculators_model_type": kind,
+        "speculators_version": "0.7.0",
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", **proposal}],
+            "verifier": {"name_or_path": None, "architectures": []},
+        },
+    }
+
+
+def write_head(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    ends: HeadEnds,
+    target: LanguageModel,
+    dtype: torch.dtype,
+    card: str,
+) -> None:
+    """Write a head's folder, with `d2t` and `t2d` where it drafts some of its target's tokens.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
-    there = torch.zeros(vocab_size, dtype=torch.bool)
-    there[tokens] = True
-    return {"d2t": tokens - torch.arange(len(tokens), device=tokens.device), "t2d": there}
+    written = {name: value.to(dtype) for name, value in tensors.items()}
+    if ends.tokens is not None:
+        tokens, there = ends.tokens.cpu(), torch.zeros(target.facts.vocab_size, dtype=torch.bool)
+        there[tokens] = True
+        written |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": there}
+    write_plain(folder, config, written, card)

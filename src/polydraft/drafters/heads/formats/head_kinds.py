@@ -8,10 +8,16 @@ import torch
 
 from polydraft.drafters.contract import Drafter, owned_networks
 from polydraft.drafters.heads.formats.block_reading import holds_block, is_block, read_block
-from polydraft.drafters.heads.formats.eagle_reading import holds_eagle, is_eagle, read_eagle
+from polydraft.drafters.heads.formats.eagle_folders import holds_eagle, is_eagle, read_eagle
 from polydraft.drafters.heads.formats.folder_fields import Shapes
-from polydraft.drafters.heads.formats.medusa_folders import holds_medusa, is_medusa, read_medusa
-from polydraft.drafters.heads.formats.mlp_folders import holds_mlp, is_mlp, read_mlp
+from polydraft.drafters.heads.formats.last_state_folders import (
+    holds_medusa,
+    holds_mlp,
+    is_medusa,
+    is_mlp,
+    read_medusa,
+    read_mlp,
+)
 from polydraft.errors import CheckpointError, lowered
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
 

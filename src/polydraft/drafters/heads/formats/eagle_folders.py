@@ -8,14 +8,14 @@ Sources: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, NVIDI
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from polydraft.drafters.heads.drafter import HeadDrafter
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
-from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.drafters.heads.formats.folder_fields import (
     DEFAULTS,
     Fields,
@@ -23,11 +23,16 @@ from polydraft.drafters.heads.formats.folder_fields import (
     Tensors,
     classes_of,
     draft_tokens,
+    embeddings_of,
+    output_rows_of,
+    sizes_of,
+    speculator,
     target_tokens,
+    write_head,
 )
 from polydraft.drafters.heads.sublayers import Anatomy
-from polydraft.errors import CheckpointError, shown
-from polydraft.models import PlainFolder
+from polydraft.errors import CheckpointError, InvalidParameter
+from polydraft.models import LanguageModel, PlainFolder
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 """What the list of layers is called."""
@@ -42,6 +47,8 @@ NORMS_OF_THIRD = ("use_last_layernorm", "use_input_layernorm_in_first_layer")
 """What Model-Optimizer calls the last norm and that of the embedding: EAGLE-3's heads have both, EAGLE-1's neither."""
 OTHER_NORMS = "use_mtp_layernorm"
 """What it calls the norms of another kind of head."""
+PROPOSAL: Mapping[str, Any] = {"speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+"""What speculators writes of what is drafted."""
 OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 """What only block heads' configurations have."""
 
@@ -85,11 +92,7 @@ def _holds_third(names: Iterable[str]) -> bool:
 
 
 def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[EagleHead]:
-    """Build the drafter of a head of EAGLE-1 or EAGLE-3.
-
-    Args:
-        folder: what was read.
-        target_layers: how many layers the target has, for folders that name no layers; None if it is not known.
+    """Build the drafter of a head of EAGLE-1 or EAGLE-3; a folder that names no layers needs the target's depth.
 
     Raises:
         CheckpointError: a key is missing or left over, a shape is another one, or a setting is not known.
@@ -118,21 +121,6 @@ def _first(folder: PlainFolder) -> HeadDrafter[EagleHead]:
     return _of_first(fields, Tensors.of(folder), bias=bool(fields.get("bias", True)), normed=False)
 
 
-def _check_norms(fields: Fields, *, third: bool) -> None:
-    """Check that a head has the norms of its kind.
-
-    Raises:
-        CheckpointError: its configuration asks for others.
-    """
-    for name, usual in (*((one, third) for one in NORMS_OF_THIRD), (OTHER_NORMS, False)):
-        told = fields.get(name, usual)
-        if told is not usual:
-            raise CheckpointError(
-                f"config.json in {fields.name} says that {name} is {shown(told)}; EAGLE-{3 if third else 1}'s heads "
-                f"are read with {usual} alone."
-            )
-
-
 def _wrapped(folder: PlainFolder) -> HeadDrafter[EagleHead]:
     """Read vLLM's first form: the head's configuration inside another, and `model.` before its tensors."""
     fields = Fields.of(folder, folder.config["model"], folder.config)
@@ -149,14 +137,15 @@ def _old_first(folder: PlainFolder) -> HeadDrafter[EagleHead]:
             "which is none of EAGLE's."
         )
     fields, tensors = _fields(folder), Tensors.of(folder)
-    tensors.left = {_renamed(name): value for name, value in tensors.left.items()}
+    tensors.left = {_begun_anew(name, OLD_NAMES): value for name, value in tensors.left.items()}
     bias, normed = bool(fields.get("fusion_bias", False)), bool(fields.get("layernorms", False))
     return _of_first(fields, tensors, bias=bias, normed=normed)
 
 
-def _renamed(name: str) -> str:
-    old = next((one for one in OLD_NAMES if name.startswith(one)), "")
-    return OLD_NAMES[old] + name.removeprefix(old) if old else name
+def _begun_anew(name: str, beginnings: Mapping[str, str]) -> str:
+    """Return a name with another beginning, where its own is among these."""
+    own = next((one for one in beginnings if name.startswith(one)), None)
+    return name if own is None else beginnings[own] + name.removeprefix(own)
 
 
 def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> HeadDrafter[EagleHead]:
@@ -165,10 +154,9 @@ def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> 
     anatomy = _anatomy(fields, tensors, "layers.0.")
     head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
-    made_for = fields.made_for(target_tokens(tensors))
-    ends = HeadEnds(_embedding(tensors, anatomy), _rows(tensors, anatomy) if tensors.has("lm_head.weight") else None)
-    tensors.done()
-    return HeadDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
+    made_for, embedding = fields.made_for(target_tokens(tensors)), tensors.embedding(anatomy.width)
+    rows = tensors.output_rows(anatomy.width) if tensors.has("lm_head.weight") else None
+    return tensors.drafter(head, HeadEnds(embedding, rows), made_for)
 
 
 def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleHead]:
@@ -181,24 +169,18 @@ def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleH
         raise CheckpointError(f"The head in {folder.name} reads no layers of its target, which EAGLE-3's heads do.")
     _check_norms(fields, third=True)
     anatomy = _anatomy(fields, tensors, "midlayer.")
-    reads = _reads(fields, target_layers)
-    head = Eagle3Head(
-        anatomy,
-        reads,
-        fields.count("target_hidden_size", anatomy.width, each=anatomy.width),
-        Eagle3Norms(
-            residual=bool(fields.get("norm_before_residual", False)),
-            output=bool(fields.get("norm_output", False)),
-            joined=bool(fields.get("norm_before_fc", False)),
-            sources=bool(fields.get("fc_norm", False)),
-        ),
-        fields.count("num_hidden_layers", 1, each=anatomy.width),
+    norms = Eagle3Norms(
+        residual=bool(fields.get("norm_before_residual", False)),
+        output=bool(fields.get("norm_output", False)),
+        joined=bool(fields.get("norm_before_fc", False)),
+        sources=bool(fields.get("fc_norm", False)),
     )
+    reads, width = _reads(fields, target_layers), anatomy.width
+    target_width = fields.count("target_hidden_size", width, each=width)
+    head = Eagle3Head(anatomy, reads, target_width, norms, fields.count("num_hidden_layers", 1, each=width))
     tensors.fill(head)
     made_for = fields.made_for(target_tokens(tensors))
-    ends = _own_ends(fields, tensors, anatomy)
-    tensors.done()
-    return HeadDrafter(head.eval().requires_grad_(False), ends, made_for=made_for)
+    return tensors.drafter(head, _own_ends(fields, tensors, width), made_for)
 
 
 def _of_layer(name: str, first: str) -> str:
@@ -209,6 +191,14 @@ def _of_layer(name: str, first: str) -> str:
     if parts[0] == "layers" and len(parts) > 1 and parts[1].isdigit() and parts[1] != "0":
         return ".".join(["layers", str(int(parts[1]) - 1), *parts[2:]])
     return name
+
+
+def _check_norms(fields: Fields, *, third: bool) -> None:
+    """Raise `CheckpointError` for a configuration that asks for other norms than a head of its kind has."""
+    for name, usual in (*((one, third) for one in NORMS_OF_THIRD), (OTHER_NORMS, False)):
+        told = fields.get(name, usual)
+        if told is not usual:
+            raise fields.wrong(name, told, f"EAGLE-{3 if third else 1}'s heads are read with {usual} alone")
 
 
 def _fields(folder: PlainFolder) -> Fields:
@@ -246,40 +236,111 @@ def _reads(fields: Fields, target_layers: int | None) -> tuple[int, ...]:
     return (2, depth // 2, depth - 3)
 
 
-def _embedding(tensors: Tensors, anatomy: Anatomy) -> nn.Embedding | None:
-    if not tensors.has("embed_tokens.weight"):
-        return None
-    made = nn.Embedding(tensors.matrix("embed_tokens.weight")[0], anatomy.width)
-    tensors.fill(made, "embed_tokens.")
-    return made.requires_grad_(False)
-
-
-def _rows(tensors: Tensors, anatomy: Anatomy, count: int | None = None) -> nn.Linear:
-    if count is None:
-        count = tensors.matrix("lm_head.weight")[0]
-    made = nn.Linear(anatomy.width, count, bias=False)
-    tensors.fill(made, "lm_head.")
-    return made.requires_grad_(False)
-
-
-def _own_ends(fields: Fields, tensors: Tensors, anatomy: Anatomy) -> HeadEnds:
+def _own_ends(fields: Fields, tensors: Tensors, width: int) -> HeadEnds:
     """Return EAGLE-3's ends: output rows of its own, for tokens of its own; they are never the embeddings."""
     tokens = draft_tokens(tensors)
     told = fields.get("draft_vocab_size")
-    rows = _rows(tensors, anatomy, None if told is None else fields.count("draft_vocab_size", each=anatomy.width))
-    vocab = None if fields.get("vocab_size") is None else fields.count("vocab_size")
-    if tokens is None and vocab is not None and rows.out_features < vocab:
-        raise CheckpointError(
-            f"The head in {fields.name} is not complete: d2t is missing, and it has {rows.out_features} of {vocab} "
-            "tokens."
-        )
-    if tokens is not None and len(tokens) != rows.out_features:
-        raise CheckpointError(
-            f"The head in {fields.name} is damaged: d2t names {len(tokens)} tokens, and lm_head.weight has "
-            f"{rows.out_features} rows."
-        )
+    rows = tensors.output_rows(width, None if told is None else fields.count("draft_vocab_size", each=width))
+    count, vocab = rows.out_features, None if fields.get("vocab_size") is None else fields.count("vocab_size")
+    if tokens is None and vocab is not None and count < vocab:
+        raise tensors.incomplete(f"d2t is missing, and it has {count} of {vocab} tokens")
+    if tokens is not None and len(tokens) != count:
+        raise tensors.damaged(f"d2t names {len(tokens)} tokens, and lm_head.weight has {count} rows")
     if tokens is not None:
         tokens, order = tokens.sort()
         with torch.no_grad():
             rows.weight.copy_(rows.weight[order])
-    return HeadEnds(_embedding(tensors, anatomy), rows, tokens)
+    return HeadEnds(tensors.embedding(width), rows, tokens)
+
+
+def write_eagle(
+    drafter: HeadDrafter[EagleHead],
+    folder: Path,
+    target: LanguageModel,
+    *,
+    speculators: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    card: str = "",
+) -> None:
+    """Write a head of EAGLE-1 or EAGLE-3 as a folder.
+
+    Args:
+        speculators: write the form of vllm-project/speculators: `layers.0.` for `midlayer.`, sizes in a table.
+
+    Raises:
+        InvalidParameter: the form has no such head; one of EAGLE-1 drafts all tokens of its target.
+        CheckpointError: it cannot be written.
+    """
+    head, ends = drafter.network, drafter.ends
+    if isinstance(head, Eagle3Head):
+        config, tensors = _written_third(head, ends, target, speculators)
+    elif isinstance(head, Eagle1Head):
+        if ends.tokens is not None:
+            count = len(ends.tokens)
+            raise InvalidParameter(f"Folders of EAGLE-1 hold heads of all tokens of a target, and this drafts {count}.")
+        config, tensors = _written_first(head, ends, target, speculators)
+    else:
+        raise InvalidParameter(f"There is no form of folders for {type(head).__name__}.")
+    write_head(folder, config, tensors, ends, target, dtype, card)
+
+
+def _written_third(
+    head: Eagle3Head, ends: HeadEnds, target: LanguageModel, speculators: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    tensors = dict(head.state_dict())
+    if speculators or head.depth > 1:
+        tensors = {_numbered(name): value for name, value in tensors.items()}
+    tensors["lm_head.weight"] = output_rows_of(ends, target)
+    if ends.embed_tokens is not None:
+        tensors["embed_tokens.weight"] = ends.embed_tokens.weight
+    sizes = _sizes(head, target)
+    narrow = head.target_width == head.anatomy.width
+    own: dict[str, Any] = {
+        "draft_vocab_size": len(tensors["lm_head.weight"]),
+        "target_hidden_size": None if narrow else head.target_width,
+        IDS: [*head.reads],
+        "norm_before_residual": head.norms.residual,
+        "norm_before_fc": head.norms.joined,
+        "fc_norm": head.norms.sources,
+        "norm_output": head.norms.output,
+    }
+    if speculators:
+        named = speculator("eagle3", "Eagle3Speculator", **PROPOSAL)
+        return {**named, "transformer_layer_config": sizes, **own}, tensors
+    return {"architectures": ["LlamaForCausalLMEagle3"], **sizes, **own}, tensors
+
+
+def _numbered(name: str) -> str:
+    """Return a tensor's name where all layers are counted."""
+    if name.startswith("midlayer."):
+        return "layers.0." + name.removeprefix("midlayer.")
+    parts = name.split(".")
+    return ".".join(["layers", str(int(parts[1]) + 1), *parts[2:]]) if parts[0] == "layers" else name
+
+
+def _written_first(
+    head: Eagle1Head, ends: HeadEnds, target: LanguageModel, speculators: bool
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    tensors, sizes, bias = dict(head.state_dict()), _sizes(head, target), head.fc.bias is not None
+    if not speculators:
+        if head.normed:
+            raise InvalidParameter("Only speculators has a form for EAGLE-1's heads with layer norms.")
+        tensors["embed_tokens.weight"] = embeddings_of(ends, target)
+        if ends.lm_head is not None:
+            tensors["lm_head.weight"] = ends.lm_head.weight
+        return {"architectures": ["LlamaForCausalLMEagle"], **sizes, "bias": bias}, tensors
+    same = ends.embed_tokens is None or torch.equal(ends.embed_tokens.weight, embeddings_of(HeadEnds(), target))
+    if head.depth > 1 or not same or ends.lm_head is not None:
+        raise InvalidParameter("speculators has a form only for EAGLE-1's heads of one layer with their target's ends.")
+    old_names = {new: old for old, new in OLD_NAMES.items()}
+    table = {"transformer_layer_config": sizes, "fusion_bias": bias, "layernorms": head.normed}
+    named = {_begun_anew(name, old_names): value for name, value in tensors.items()}
+    return {**speculator("eagle", "EagleSpeculator", **PROPOSAL), **table}, named
+
+
+def _sizes(head: EagleHead, target: LanguageModel) -> dict[str, Any]:
+    """Return the sizes of the layers, under Hugging Face's names."""
+    own = head.anatomy
+    named = {"model_type": "qwen3" if own.normed else "llama", "attention_bias": own.output_bias, "qkv_bias": own.bias}
+    vocab = target.facts.vocab_size
+    return {**sizes_of(own, head.depth), **named, "tie_word_embeddings": False, "vocab_size": vocab}

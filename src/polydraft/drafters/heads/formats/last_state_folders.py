@@ -1,4 +1,4 @@
-"""Folders of Medusa's heads in their three layouts, and one of them inside a model.
+"""Folders of heads that read the last state: Medusa's in their three layouts, one of them inside a model, and MLP's.
 
     A   medusa_lm_head.pt or .safetensors     {i}.{j}.linear.{weight,bias}, {i}.{L}.weight
     B   a full model's folder                 medusa_head.{i}.{j}.linear.{weight,bias}, medusa_head.{i}.{L}.weight
@@ -9,7 +9,8 @@ are missing altogether (A of Medusa's first trainer), the target's are taken. In
 alone. In C heads may have fewer tokens than the target, named by `token_map`, and `original_lm_head` says that they
 share their rows.
 
-Sources: FasterDecoding/Medusa, huggingface/text-generation-inference, vllm-project/vllm.
+Sources: FasterDecoding/Medusa, huggingface/text-generation-inference, vllm-project/vllm; for MLP speculators, which
+vLLM reads too, foundation-model-stack.
 """
 
 import re
@@ -22,10 +23,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.drafter import HeadDrafter
-from polydraft.drafters.heads.formats.folder_fields import Fields, Shapes, Tensors
-from polydraft.drafters.heads.medusa_heads import MedusaHead, MedusaHeads
-from polydraft.errors import CheckpointError, InvalidParameter
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, MadeFor
+from polydraft.drafters.heads.formats.folder_fields import Fields, Shapes, Tensors, output_rows_of
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads, MlpSpeculator
+from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
 INSIDE = "medusa_head."
@@ -50,22 +51,18 @@ def holds_medusa(shapes: Shapes) -> bool:
 
 
 def read_medusa(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[MedusaHeads]:
-    """Build the drafter of Medusa's heads.
-
-    Args:
-        folder: what was read.
-        target_layers: how many layers the target has, which does not matter here.
+    """Build the drafter of Medusa's heads; the target's depth does not matter here.
 
     Raises:
         CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
+        InvalidParameter: heads do not fit each other.
     """
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, (INSIDE, OUTSIDE))
     if any(name.startswith(INSIDE) for name in folder.tensors):
         tensors.drop(*(name for name in folder.tensors if not name.startswith(INSIDE)))
     in_vllm = any(OF_VLLM.fullmatch(name) for name in tensors.left)
     heads = _of_vllm(fields, tensors) if in_vllm else _of_authors(fields, tensors)
-    tensors.done()
-    return HeadDrafter(heads.eval().requires_grad_(False), heads.ends())
+    return tensors.drafter(heads, heads.ends(), MadeFor())
 
 
 def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
@@ -79,13 +76,13 @@ def _of_authors(fields: Fields, tensors: Tensors) -> MedusaHeads:
     heads: list[MedusaHead] = []
     for place in range(count):
         own = _linear(*tensors.matrix(f"{place}.{layers}.weight")) if has_rows else None
-        head = _head(tensors, width, layers, own, bias=True)
+        head = MedusaHead(width, layers, own)
         for layer, linear in enumerate(head.linears):
             tensors.fill(linear, f"{place}.{layer}.linear.")
         if own is not None:
             tensors.fill(own, f"{place}.{layers}.")
         heads.append(head)
-    return _heads(fields.name, heads, width, vocab=fields.made_for().vocab_size)
+    return MedusaHeads(heads, width, vocab_size=fields.made_for().vocab_size)
 
 
 def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
@@ -100,12 +97,13 @@ def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
     named = _named(fields, tensors, vocab)
     rows: nn.Linear | None = None
     if shared:
-        rows = _shared_rows(tensors, named)
+        name = next((one for one in ("lm_heads.0.weight", "lm_head.weight") if tensors.has(one)), None)
+        rows = None if name is None else _rows(tensors, name, named)
         tensors.drop(*(f"lm_heads.{place}.weight" for place in range(count)))
     heads: list[MedusaHead] = []
     for place in range(count):
         own = rows if shared else _rows(tensors, f"lm_heads.{place}.weight", named)
-        head = _head(tensors, width, layers, own, bias=biased)
+        head = MedusaHead(width, layers, own, bias=biased)
         for layer, linear in enumerate(head.linears):
             tensors.fill(linear, f"blocks.{place}.layers.{layer}.")
         heads.append(head)
@@ -113,7 +111,7 @@ def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
     with torch.no_grad():
         for one in {head.lm_head for head in heads if head.lm_head is not None}:
             one.weight.mul_(scale)  # which vLLM does to their logits
-    return _heads(fields.name, heads, width, None if named is None else named.tokens, vocab)
+    return MedusaHeads(heads, width, None if named is None else named.tokens, vocab)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +119,7 @@ class _Named:
     """The heads' tokens.
 
     Args:
-        tokens: rising ids of the target.
         order: where each token's output row lies in a table in the folder's order.
-        vocab: how many tokens the target has.
     """
 
     tokens: Int[Tensor, " v"]
@@ -140,16 +136,8 @@ def _named(fields: Fields, tensors: Tensors, vocab: int) -> _Named | None:
         return None  # as in vLLM, the heads have all tokens
     tokens, order = found.sort()
     if not len(tokens) or int(tokens[0]) < 0 or int(tokens[-1]) >= vocab or len(tokens.unique()) != len(tokens):
-        raise CheckpointError(
-            f"The head in {fields.name} is damaged: token_map names a token twice, or one that is none of the {vocab}."
-        )
+        raise tensors.damaged(f"token_map names a token twice, or one that is none of the {vocab}")
     return _Named(tokens, order, vocab)
-
-
-def _shared_rows(tensors: Tensors, named: _Named | None) -> nn.Linear | None:
-    """Return the output rows of all heads; None for the target's, where the folder has none."""
-    name = next((one for one in ("lm_heads.0.weight", "lm_head.weight") if tensors.has(one)), None)
-    return None if name is None else _rows(tensors, name, named)
 
 
 def _rows(tensors: Tensors, name: str, named: _Named | None) -> nn.Linear:
@@ -160,35 +148,12 @@ def _rows(tensors: Tensors, name: str, named: _Named | None) -> nn.Linear:
         return own
     places = {named.vocab: named.tokens, len(named.tokens): named.order}.get(own.out_features)
     if places is None:
-        raise CheckpointError(
-            f"The head in {tensors.folder.name} is damaged: {name} has {own.out_features} rows, and token_map names "
-            f"{len(named.tokens)} of {named.vocab} tokens."
-        )
+        counted = f"{len(named.tokens)} of {named.vocab} tokens"
+        raise tensors.damaged(f"{name} has {own.out_features} rows, and token_map names {counted}")
     cut = _linear(len(places), own.in_features)
     with torch.no_grad():
         cut.weight.copy_(own.weight[places])
     return cut
-
-
-def _heads(
-    name: str,
-    heads: list[MedusaHead],
-    width: int,
-    tokens: Int[Tensor, " v"] | None = None,
-    vocab: int | None = None,
-) -> MedusaHeads:
-    try:
-        return MedusaHeads(heads, width, tokens, vocab)
-    except InvalidParameter as error:
-        raise CheckpointError(f"The head in {name} is damaged: {str(error)[0].lower()}{str(error)[1:]}") from error
-
-
-def _head(tensors: Tensors, width: int, layers: int, rows: nn.Linear | None, *, bias: bool) -> MedusaHead:
-    try:
-        return MedusaHead(width, layers, rows, bias=bias)
-    except InvalidParameter as error:
-        name = tensors.folder.name
-        raise CheckpointError(f"The head in {name} is damaged: {str(error)[0].lower()}{str(error)[1:]}") from error
 
 
 def _linear(rows: int, width: int) -> nn.Linear:
@@ -209,13 +174,8 @@ def write_medusa(
     """Write Medusa's heads as a folder, in the authors' layout (A) or in vLLM's (C).
 
     Args:
-        drafter: the heads.
-        folder: where to.
-        target: their target.
         vllm: write vLLM's layout, which holds output rows in any case.
         made_for: the name of the target.
-        dtype: the precision of the weights.
-        card: the text of its README.md.
 
     Raises:
         InvalidParameter: the heads have fewer tokens than their target, which the authors' layout does not know, or
@@ -223,18 +183,17 @@ def write_medusa(
         CheckpointError: it cannot be written.
     """
     heads = drafter.network
-    if heads.known is not None and not vllm:
+    if heads.tokens is not None and not vllm:
         raise InvalidParameter("Medusa's own layout has no heads of fewer tokens; write vLLM's.")
     if len({len(head.blocks) for head in heads}) > 1:
         raise InvalidParameter("Medusa heads with different numbers of blocks cannot be written in one folder.")
     if vllm:
         config, tensors = _vllm_config(heads, target), _vllm_tensors(heads, target)
     else:
-        tensors = _authors_tensors(heads)
         config: dict[str, Any] = {"medusa_num_heads": len(heads), "medusa_num_layers": len(heads.head(0).blocks)}
-        config["vocab_size"] = (
-            heads.vocab_size or target.facts.vocab_size
-        )  # which its authors leave out, and no table may show
+        # which its authors leave out, and no table may show
+        config["vocab_size"] = heads.vocab_size or target.facts.vocab_size
+        tensors = _authors_tensors(heads)
     config["base_model_name_or_path"] = made_for
     written = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
     write_plain(folder, config, written, card, **({} if vllm else {"file": FILE}))
@@ -259,17 +218,15 @@ def _vllm_tensors(heads: MedusaHeads, target: LanguageModel) -> dict[str, Tensor
             found |= {f"blocks.{place}.layers.{layer}.{name}": value for name, value in linear.named_parameters()}
         if head.lm_head is not None and not (place and _shares(heads)):
             found[f"lm_heads.{place}.weight"] = head.lm_head.weight
-    tokens = heads.known
     if heads.rows is None:
-        every = torch.arange(target.facts.vocab_size, device=target.facts.device) if tokens is None else tokens
-        found["lm_heads.0.weight"] = target.output_rows(every)
-    if tokens is not None:
-        found["token_map"] = tokens
+        found["lm_heads.0.weight"] = output_rows_of(heads.ends(), target)
+    if heads.tokens is not None:
+        found["token_map"] = heads.tokens
     return found
 
 
 def _vllm_config(heads: MedusaHeads, target: LanguageModel) -> dict[str, Any]:
-    first, tokens = heads.head(0), heads.known
+    first, tokens = heads.head(0), heads.tokens
     vocab = heads.vocab_size or target.facts.vocab_size
     return {
         "architectures": ["MedusaModel"],
@@ -287,3 +244,71 @@ def _vllm_config(heads: MedusaHeads, target: LanguageModel) -> dict[str, Any]:
 def _shares(heads: MedusaHeads) -> bool:
     """Tell whether all heads have the same output rows, those of the target or one table of their own."""
     return len({id(head.lm_head) for head in heads}) == 1 and (len(heads) > 1 or heads.rows is None)
+
+
+MOST_STAGES = 16
+NAMES = {"emb.weight": "emb", "proj.weight": "proj", "ln.weight": "ln", "shift": "ln", "head.weight": "head"}
+"""Which list of the folder holds a parameter of a stage; `shift` is its norm's bias."""
+
+
+def is_mlp(config: Mapping[str, Any]) -> bool:
+    """Tell by its configuration whether a folder holds an MLP speculator."""
+    return config.get("model_type") == "mlp_speculator"
+
+
+def holds_mlp(shapes: Shapes) -> bool:
+    """Tell by its tensors whether a folder holds an MLP speculator."""
+    return any(f"{prefix}emb.0.weight" in shapes and f"{prefix}ln.0.bias" in shapes for prefix in ("speculator.", ""))
+
+
+def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[MlpSpeculator]:
+    """Build the drafter of an MLP speculator; the target's depth does not matter here.
+
+    Raises:
+        CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
+    """
+    fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("speculator.",))
+    (vocab, inner), (_, width) = tensors.matrix("emb.0.weight"), tensors.matrix("proj.0.weight")
+    if not min(vocab, inner, width):
+        raise tensors.damaged("a table of it is empty")
+    tied, shared = _flag(fields, "tie_weights"), dict[str, Tensor]()
+    depths = fields.count("n_predict", 1, most=MOST_STAGES, each=0 if tied else 2 * vocab * inner)
+    network = MlpSpeculator(width, inner, vocab, depths, scaled=_flag(fields, "scale_input"))
+    for depth in range(depths):
+        stage, names = network.stage(depth), {own: _name_of(own, depth) for own in NAMES}
+        for own, name in names.items() if tied else ():
+            kept = shared.get(own) if depth > (own == "proj.weight") else None
+            if kept is not None and not tensors.has(name):
+                tensors.left[name] = kept
+            shared[own] = tensors.left.get(name, stage.get_parameter(own))
+        tensors.fill(stage, rename=names)
+    return tensors.drafter(network, HeadEnds(), fields.made_for())
+
+
+def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: LanguageModel, *, card: str = "") -> None:
+    """Write an MLP speculator as a folder.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    network = drafter.network
+    config = {"model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"], "tie_weights": False}
+    config |= {"emb_dim": network.width, "inner_dim": network.inner, "n_predict": len(network.stages)}
+    config |= {"vocab_size": target.facts.vocab_size, "scale_input": network.scaled}
+    tensors = {
+        f"speculator.{_name_of(own, depth)}": network.stage(depth).get_parameter(own).to(torch.bfloat16)
+        for depth in range(len(network.stages))
+        for own in NAMES
+    }
+    write_plain(folder, config, tensors, card)
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise fields.wrong(name, value, "it must be true or false")
+    return value
+
+
+def _name_of(own: str, depth: int) -> str:
+    return f"{NAMES[own]}.{depth}.{'bias' if own == 'shift' else 'weight'}"

@@ -1,0 +1,306 @@
+"""Heads that read one state of the target, its last, at the token before the root: Medusa's and MLP speculators.
+
+With h the target's state behind its last norm at token p and t_0 the root's token at p + 1, Medusa's head i (from 0)
+predicts token p + i + 2 (arXiv 2401.10774):
+
+    x_0 = h;   x_{j+1} = x_j + silu(W_j x_j + b_j)  for j < L;   logits = U x_L
+
+It drafts the nodes of depth i + 1. All nodes of a depth have the same row, whatever was drafted above them; so a row is
+fixed before its children are drawn, which is all that exactness asks for, and no pass is run while a tree grows.
+The authors' lists hold one block L times, so that their folders of more than one block repeat its weights. What a
+folder holds is loaded, and such blocks go their own ways when they are trained on.
+
+An MLP speculator of n depths and inner width d has a state that takes in each drafted token (arXiv 2404.19124):
+
+    s_0 = h;   s_{i+1} = gelu(ln_i(P_i s_i + c E_i[t_i]));   logits = H_i s_{i+1}
+    ln(x) = w x / rms(x) + b;   c = w_e / w_s,  w_s = 2^(-1 / 2n),  w_e = sqrt((1 - w_s^2) d / 2)
+
+So the law of a node's children depends on the whole path above it.
+
+Sources: FasterDecoding/Medusa, `medusa/model/medusa_model.py`; foundation-model-stack/fms-extras,
+`models/speculator.py`; vllm-project/vllm, `model_executor/models/medusa.py` and `mlp_speculator.py`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polydraft.drafters.contract import Defaults
+from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, MadeFor, of_parents, with_nodes
+from polydraft.drafters.heads.sublayers import Norm
+from polydraft.errors import InvalidParameter
+from polydraft.models import LanguageModel
+from polydraft.probs import SamplingParams
+from polydraft.reading import Features, Text
+from polydraft.rows import per_row
+from polydraft.schemes import IID, TopK
+from polydraft.trees import BestFirst, Chain, Frontier
+
+
+@dataclass(frozen=True, eq=False)
+class LastStates:
+    """What a head reads next.
+
+    Args:
+        hidden: per row, the target's last hidden state at the last token that was read.
+        place: that token's place in the text; -1 if nothing is known of the row.
+    """
+
+    hidden: Float[Tensor, "b d"] = per_row()
+    place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
+
+    def before_root(self, text: Text) -> Float[Tensor, "b 1 d"]:
+        """Return the state of the token before each root; zeros where it is not known, as in a text of one token."""
+        current = (self.place == text.lengths - 2).unsqueeze(-1)
+        return self.hidden.where(current, 0.0).unsqueeze(1)
+
+
+class LastStateHead(HeadNetwork):
+    """A head that reads the target's last hidden state of one token, that before the root."""
+
+    reads = ("final",)
+
+    def memory(self, rows: int, capacity: int, like: Tensor) -> LastStates:
+        """Return states of which nothing is known, in the target's precision."""
+        return LastStates(like.new_zeros(rows, self.target_width), torch.full((rows,), -1, device=like.device))
+
+    def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
+        """Take the state of each row's last token among these, where it is not behind the one that is known."""
+        place, column = features.places.max(dim=-1)
+        states = features.states["final"]
+        found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
+        newer = (place >= 0) & (place >= memory.place)
+        hidden = found.where(newer.unsqueeze(-1), memory.hidden.to(found))
+        return replace(memory, hidden=hidden, place=place.where(newer, memory.place))
+
+
+Output = Callable[[Float[Tensor, "*b d"]], Float[Tensor, "*b v"]]
+
+
+class ResidualBlock(nn.Module):
+    """Return x + silu(W x + b); W and b start at zero, so that a new block changes nothing."""
+
+    def __init__(self, width: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=bias)
+        for weights in self.linear.parameters():
+            nn.init.zeros_(weights)
+
+    def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """Return the changed states."""
+        return states + nn.functional.silu(self.linear(states))
+
+
+class MedusaHead(nn.Module):
+    """One head: residual blocks, then output rows.
+
+    Args:
+        width: hidden width d.
+        layers: how many blocks L.
+        lm_head: the output rows, which heads may share; None for the target's.
+        bias: whether the blocks have biases.
+
+    Raises:
+        InvalidParameter: the output rows are of another width.
+    """
+
+    def __init__(self, width: int, layers: int = 1, lm_head: nn.Linear | None = None, *, bias: bool = True) -> None:
+        super().__init__()
+        if lm_head is not None and lm_head.in_features != width:
+            raise InvalidParameter(f"A head of width {width} has output rows of width {lm_head.in_features}.")
+        self.blocks = nn.ModuleList(ResidualBlock(width, bias=bias) for _ in range(layers))
+        self.lm_head = lm_head
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        """The blocks' W and b."""
+        return tuple(cast(ResidualBlock, block).linear for block in self.blocks)
+
+    def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """Return what goes to the output rows."""
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+    def logits(self, states: Float[Tensor, "*b d"], shared: Output) -> Float[Tensor, "*b v"]:
+        """Return the logits of this head's token.
+
+        Args:
+            shared: the target's output, for a head that has no rows of its own.
+        """
+        if self.lm_head is not None:
+            own = self.lm_head.weight
+            return self.lm_head(self(states.to(own)))
+        own = next(self.parameters(), states)
+        return shared(self(states.to(own)).to(states))
+
+
+class MedusaHeads(LastStateHead):
+    """All heads of a drafter: the row of a node is that of its depth.
+
+    Trees may be deeper than there are heads: below the last head nodes are drafted from its row again, which is a law
+    like any other, but a poor one.
+
+    Args:
+        heads: the heads, that of the first draft first; all have output rows of their own, or none has.
+        width: hidden width d.
+        tokens: the heads' tokens, as rising ids of the target; None for all of them.
+        vocab_size: how many tokens the target has, if that is known.
+
+    Raises:
+        InvalidParameter: there is no head, or the heads do not draft the same tokens.
+    """
+
+    name = "medusa"
+    title = "A Medusa head"
+    tokens: Int[Tensor, " v"] | None
+
+    def __init__(
+        self,
+        heads: Sequence[MedusaHead],
+        width: int,
+        tokens: Int[Tensor, " v"] | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        rows = {None if head.lm_head is None else head.lm_head.out_features for head in heads}
+        if len(rows) != 1:
+            raise InvalidParameter(f"Medusa heads have one number of output rows, but these have {rows or 'no head'}.")
+        (self.rows,) = rows
+        if tokens is not None and self.rows not in (None, len(tokens)):
+            raise InvalidParameter(f"Heads of {len(tokens)} tokens have {self.rows} output rows.")
+        self.heads, self.width, self.target_width = nn.ModuleList(heads), width, width
+        self.vocab_size = self.rows if vocab_size is None and tokens is None else vocab_size
+        self.register_buffer("tokens", tokens)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __iter__(self) -> Iterator[MedusaHead]:
+        return (cast(MedusaHead, head) for head in self.heads)
+
+    def head(self, draft: int) -> MedusaHead:
+        """Return the head of a draft, from 0; below the last head that one again."""
+        return cast(MedusaHead, self.heads[min(draft, len(self) - 1)])
+
+    def ends(self) -> HeadEnds:
+        """Return the output rows, those of the first head or the target's, and the tokens."""
+        return HeadEnds(lm_head=self.head(0).lm_head, tokens=self.tokens)
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Draft the likeliest paths at temperature 0, and a drawn chain above it, no deeper than there are heads."""
+        if params.temperature:
+            return Defaults(IID(), Chain(len(self)))
+        return Defaults(TopK(), BestFirst(16, depth=len(self)))
+
+    def check(self, target: LanguageModel, ends: HeadEnds) -> None:
+        """Check that a target may have as many tokens as the heads were trained for."""
+        MadeFor(self.vocab_size).check(target)
+
+    def root(self, memory: LastStates, text: Text, ends: BoundEnds) -> "tuple[DepthPass, LastStates]":
+        """Take the state of the token before the root."""
+        return DepthPass(self, memory.before_root(text), ends), memory
+
+
+@dataclass(frozen=True, eq=False)
+class DepthPass:
+    """The heads, and the states that they read."""
+
+    heads: MedusaHeads
+    hidden: Float[Tensor, "b 1 d"]
+    ends: BoundEnds
+    overlap = None
+
+    def logits(self, frontier: Frontier) -> Float[Tensor, "b 1 V"]:
+        """Return the logits of a depth, the same for all of its nodes."""
+        return self.heads.head(frontier.depth).logits(self.hidden, self.ends.output)
+
+
+class SpeculatorStage(nn.Module):
+    """One depth: a token and the state above it become a state, and logits."""
+
+    def __init__(self, width: int, inner: int, vocab: int) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(vocab, inner)
+        self.proj = nn.Linear(width, inner, bias=False)
+        self.ln = Norm(inner, 1e-6)
+        self.shift = nn.Parameter(torch.zeros(inner))
+        self.head = nn.Linear(inner, vocab, bias=False)
+
+    def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> Float[Tensor, "*b d"]:
+        """Return the states behind these tokens; `scale` is c."""
+        return nn.functional.gelu(self.ln(self.proj(states) + scale * self.emb(tokens)) + self.shift)
+
+
+class MlpSpeculator(LastStateHead):
+    """All depths of a speculator; nodes below the last one are drafted by it again, a law like any other, but poor.
+
+    Args:
+        width: the target's width.
+        inner: the width d of the states.
+        vocab: how many tokens embeddings and logits have.
+        depths: how many stages n.
+        scaled: whether the target's state is divided by sqrt(2) rms.
+
+    Raises:
+        InvalidParameter: there is no stage.
+    """
+
+    name = "mlp speculator"
+    title = "An MLP speculator"
+
+    def __init__(self, width: int, inner: int, vocab: int, depths: int, *, scaled: bool = False) -> None:
+        super().__init__()
+        if depths < 1:
+            raise InvalidParameter(f"A speculator has at least one stage, but is to have {depths}.")
+        self.width = self.target_width = width
+        self.inner, self.vocab_size, self.scaled = inner, vocab, scaled
+        self.stages = nn.ModuleList(SpeculatorStage(inner if depth else width, inner, vocab) for depth in range(depths))
+        kept = 0.5 ** (0.5 / depths)
+        self.scale = math.sqrt((1 - kept**2) * inner / 2) / kept
+
+    def stage(self, depth: int) -> SpeculatorStage:
+        """Return the stage of a depth, from 0."""
+        return cast(SpeculatorStage, self.stages[min(depth, len(self.stages) - 1)])
+
+    def begin(self, hidden: Float[Tensor, "*b w"]) -> Float[Tensor, "*b w"]:
+        """Return the state above the first stage, in the head's precision."""
+        hidden = hidden.to(self.stage(0).proj.weight)
+        return nn.functional.rms_norm(hidden, hidden.shape[-1:], eps=1e-6) / math.sqrt(2) if self.scaled else hidden
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Draft the likeliest paths at temperature 0, and a drawn chain above it, no deeper than there are stages."""
+        deepest = len(self.stages)
+        return Defaults(IID(), Chain(deepest)) if params.temperature else Defaults(TopK(), BestFirst(12, depth=deepest))
+
+    def check(self, target: LanguageModel, ends: HeadEnds) -> None:
+        """Check that a target may have as many tokens as the speculator was trained for, and knows all that it has."""
+        MadeFor(self.vocab_size).check(target)
+
+    def root(self, memory: LastStates, text: Text, ends: BoundEnds) -> "tuple[SpeculatorPass, LastStates]":
+        """Take the state of the token before the root."""
+        begun = self.begin(memory.before_root(text))
+        return SpeculatorPass(self, begun, begun.new_zeros(len(begun), 0, self.inner)), memory
+
+
+@dataclass(eq=False)
+class SpeculatorPass:
+    """The states of all nodes that have rows, in their order, below that of the token before the root."""
+
+    head: MlpSpeculator
+    begun: Float[Tensor, "b 1 w"]
+    states: Float[Tensor, "b n d"]
+    overlap = None
+
+    def logits(self, frontier: Frontier) -> Float[Tensor, "b f V"]:
+        """Return the logits of one depth's nodes."""
+        stage, tokens = self.head.stage(frontier.depth), frontier.tokens.clamp_max(self.head.vocab_size - 1)
+        above = of_parents(self.states, frontier) if frontier.depth else self.begun
+        made = stage(above, tokens, self.head.scale)
+        self.states = with_nodes(self.states, frontier, made)
+        return stage.head(made)
