@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 import polydraft
 from polydraft.bench.style import COLOURS, panels, save
-from polydraft.drafters.text import Bounds, Guess
+from polydraft.drafters.text.guess import Bounds, Guess
 from polydraft.drafters.text.index import LONGEST, Occurrences, Scanned, as_tokens
-from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore
+from polydraft.drafters.text.stores.store import StoreWriter, TextStore
+from polydraft.drafters.text.stores.suffix_store import SuffixStore
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.drafters.text.suffix import Continuing, longest_of, tree_of
 from polydraft.training.corpus import SourceFile, gather
 

@@ -11,7 +11,7 @@ from polydraft.bench import Table
 from polydraft.cli.clashes import both_outputs, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED
-from polydraft.drafters.draft_rows import LISTED
+from polydraft.drafters.model import LISTED
 from polydraft.engine import head_for
 from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head, shipped_head

@@ -13,7 +13,7 @@ import polydraft
 from polydraft.catalogue import drafter_line
 from polydraft.cli.benchmark.arm_spelling import spell_arm
 from polydraft.drafters import DraftRequest, LookaheadDrafter, NgramDrafter, Session, given_chain
-from polydraft.drafters.text import Bounds
+from polydraft.drafters.text.guess import Bounds
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.ngram import continuations
 from polydraft.errors import InvalidParameter

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polydraft.drafters.text import Bounds
+from polydraft.drafters.text.guess import Bounds
 from polydraft.drafters.text.index import SENTINEL, Occurrences, Ranged, Scanned, as_tokens
 from polydraft.drafters.text.stores.segment import backward_order, joined, joined_orders
 from polydraft.drafters.text.suffix import Continuing, grow_by_counts, longest_of, tree_of

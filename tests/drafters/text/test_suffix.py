@@ -32,7 +32,7 @@ from polydraft.drafters import (
     flush_stores,
     resumed,
 )
-from polydraft.drafters.text import Guess
+from polydraft.drafters.text.guess import Guess
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
@@ -276,7 +276,7 @@ def test_a_step_that_is_taken_again_adds_nothing(tmp_path: Path) -> None:
 
 
 def _bounds() -> Any:
-    from polydraft.drafters.text import Bounds
+    from polydraft.drafters.text.guess import Bounds
 
     return Bounds(4, 4, 2)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from polydraft.drafters.contract import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import as_tokens
-from polydraft.drafters.text.stores import StoreVocabulary, TextStore
+from polydraft.drafters.text.stores.store import TextStore
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.drafters.text.suffix import check_count, check_longest, longest_of, room_for_paths, tree_of
 from polydraft.errors import InvalidParameter, shown
 from polydraft.probs import SamplingParams

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from polydraft.drafters.contract import Defaults, Session
 from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
 from polydraft.drafters.text.index import LONGEST, IndexedRows, IndexedText, Occurrences, Tokens
-from polydraft.drafters.text.stores import StoreVocabulary, SuffixStore, shared_store
+from polydraft.drafters.text.stores.suffix_store import SuffixStore, shared_store
+from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
 from polydraft.machine_code import compiled
 from polydraft.probs import SamplingParams
