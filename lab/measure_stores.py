@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polydraft.drafters.text.stores.segment import StoreVocabulary
 from polydraft.drafters.text.stores.store import StoreWriter, TextStore
 from polydraft.drafters.text.stores.suffix_store import SuffixStore
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from stores import Ask, by_rest, by_suffix
 
 LENGTH, VOCABULARY, PHRASES, PHRASE = 400, 32_000, 20_000, 16

@@ -186,7 +186,7 @@ DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", "polydraft.drafters.model:ModelDrafter", models=1),
     DrafterLine("ngram", f"{_TEXT}.ngram:NgramDrafter", bound=_GIVEN, numbers=("matches",), numbers_for_example="3"),
     DrafterLine("suffix", f"{_TEXT}.suffix:SuffixDrafter", bound=_GIVEN, store="may"),
-    DrafterLine("rest", f"{_TEXT}.retrieval:RetrievalDrafter", bound=_GIVEN, store="must"),
+    DrafterLine("rest", f"{_TEXT}.suffix:RetrievalDrafter", bound=_GIVEN, store="must"),
     DrafterLine("lookup-first", f"{_SEVERAL}.route:LookupFirst", models=1, wraps=True),
     DrafterLine("recycling", f"{_TEXT}.recycling:RecyclingDrafter", bound=_GIVEN),
     DrafterLine("route", f"{_SEVERAL}.hedge:route", bound=_GIVEN, gives="RoutedDrafter"),

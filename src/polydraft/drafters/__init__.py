@@ -47,11 +47,10 @@ from polydraft.drafters.text.ouroboros import OuroborosDrafter
 from polydraft.drafters.text.pool import NgramPool
 from polydraft.drafters.text.predicted import Followed, PredictedDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
-from polydraft.drafters.text.retrieval import RetrievalDrafter
+from polydraft.drafters.text.stores.segment import StoreVocabulary
 from polydraft.drafters.text.stores.store import StoreWriter, TextStore
 from polydraft.drafters.text.stores.suffix_store import SuffixStore, flush_stores
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
-from polydraft.drafters.text.suffix import SuffixDrafter
+from polydraft.drafters.text.suffix import RetrievalDrafter, SuffixDrafter
 
 __all__ = [
     "LOOKUP",

@@ -372,5 +372,5 @@ def test_sampled_texts_follow_the_law_while_the_store_grows(tmp_path: Path) -> N
 
 
 def test_guesses_are_those_of_both_places() -> None:
-    guess = SuffixDrafter()._of(IndexedText.begun().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
+    guess = SuffixDrafter()._of(IndexedText().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
     assert isinstance(guess, Guess) and guess.tokens.tolist() == [1, 2, 1, 2][: len(guess)]

@@ -108,12 +108,9 @@ Expert = tuple[int, int]
 
 @dataclass(frozen=True)
 class Standing:
-    """What a row's text has shown of the experts.
+    """What a row's text has shown of the experts: log weights, the other drafter's mean gain, and how often it drafted.
 
-    Args:
-        weights: the logarithms of their weights; one that is not named has what it begins with.
-        gain: the mean gain of the other drafter where it was asked.
-        asked: how often that was.
+    An expert whose weight is not named has what it begins with.
     """
 
     weights: Mapping[Expert, float] = field(default_factory=dict)
@@ -145,7 +142,7 @@ class RoutedState(RouteState):
     """The same, and what was learnt.
 
     Args:
-        standings: per row.
+        standings: the rows'.
         cost: of a pass of the other drafter, in passes of the target.
         trust: the share of `BELIEVED` that is believed.
     """
@@ -222,7 +219,7 @@ class RoutedDrafter(RouteDrafter):
         object.__setattr__(self, "needs", Needs() if other is None else other.needs)
 
     def start(self, text: Text, session: Session) -> RoutedState:
-        """Start all members and the other drafter."""
+        """Start all."""
         return RoutedState(
             *self.first_states(text, session),
             session.vocab_size,
@@ -262,7 +259,6 @@ class RoutedDrafter(RouteDrafter):
     def _offers(
         self, state: RoutedState, text: Text, bounds: Bounds
     ) -> tuple[list[dict[Expert, Guess]], tuple[Any, ...]]:
-        """Return what each row is offered, and the members' states."""
         offers: list[dict[Expert, Guess]] = [{} for _ in text.counts]
         found, states = self.guessed(state, text, bounds)
         for number, guesses in enumerate(found):
@@ -275,7 +271,6 @@ class RoutedDrafter(RouteDrafter):
     def _round(
         self, offers: dict[Expert, Guess], standing: Standing, draw: float, seconds: float, trust: float
     ) -> Offer:
-        """Choose for a row."""
         hopes = {
             expert: self._value(trust * BELIEVED[expert[1]] * guess.promise, len(guess))
             for expert, guess in offers.items()
@@ -291,7 +286,6 @@ class RoutedDrafter(RouteDrafter):
         return Offer(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
 
     def _judged(self, one: Offer, path: Sequence[int], asked: bool) -> Standing:
-        """Return a row's standing after a step."""
         standing, gains = one.standing, dict[Expert, float]()
         for expert, guess in one.offers.items():
             gains[expert] = _gain(self._value(guess.followed(path), len(guess)))

@@ -141,13 +141,9 @@ class MergedState:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who gets how many nodes in a step.
+    """The other drafter's trees for all rows, and per row how many nodes of these count, and the most children of one.
 
-    Args:
-        own: the other drafter's trees, for all rows.
-        drafts: per row, how many nodes of these count: those of its first levels, or as many as its tree may grow.
-        most_children: per row, the most children that a node of these can have.
-        grows: whether the trees grow.
+    Those of its first levels count, or as many as its tree may grow.
     """
 
     own: TreePolicy
@@ -273,11 +269,6 @@ class MergedDrafter(SeveralDrafters):
         return replace(state, members=members, other=other, kept=tuple(learnt), joint=())
 
     def _split(self, policy: TreePolicy, whole: Bounds, kept: Sequence[RowHistory], guesses: Sequence[Guess]) -> Split:
-        """Return how the nodes of every row are split.
-
-        Raises:
-            InvalidParameter: the trees have neither a fixed shape nor a budget.
-        """
         chances = [one.chance(self.hope) for one in kept]
         shape, grows = policy.largest, isinstance(policy, GrowingPolicy)
         worth = [
