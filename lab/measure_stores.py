@@ -31,7 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore
+from polydraft.drafters.text.stores.segment import StoreVocabulary
+from polydraft.drafters.text.stores.store import StoreWriter, TextStore
+from polydraft.drafters.text.stores.suffix_store import SuffixStore
 from stores import Ask, by_rest, by_suffix
 
 LENGTH, VOCABULARY, PHRASES, PHRASE = 400, 32_000, 20_000, 16

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 import polydraft
 from polydraft.bench.style import COLOURS, panels, save
-from polydraft.drafters.text import Bounds, Guess
-from polydraft.drafters.text.index import LONGEST, Occurrences, Scanned, as_tokens
-from polydraft.drafters.text.stores import StoreVocabulary, StoreWriter, SuffixStore, TextStore
+from polydraft.drafters.text.guess import Bounds, Guess
+from polydraft.drafters.text.index import LONGEST, Occurrences, TextIndex, as_tokens
+from polydraft.drafters.text.stores.segment import StoreVocabulary
+from polydraft.drafters.text.stores.store import StoreWriter, TextStore
+from polydraft.drafters.text.stores.suffix_store import SuffixStore
 from polydraft.drafters.text.suffix import Continuing, longest_of, tree_of
 from polydraft.training.corpus import SourceFile, gather
 
@@ -80,7 +82,9 @@ def by_suffix(store: SuffixStore | None, *, text_too: bool) -> Ask:
 
     def ask(text: NDArray[np.uint32]) -> Guess:
         own = as_tokens(text)
-        sources: list[Sequence[Occurrences]] = [[Scanned.of(own, len(own) - 1, own, LONGEST)]] if text_too else []
+        sources = list[Sequence[Occurrences]]()
+        if text_too:
+            sources.append([TextIndex.of(text).occurrences(len(text), LONGEST)])
         if store is not None:
             sources.append(store.found(own))
         return Continuing().best(sources, Bounds(16, 12, 4))[0]

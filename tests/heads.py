@@ -8,7 +8,6 @@ from choices import Memory, Toy
 from torch import Tensor
 
 from polydraft.drafters import Drafter
-from polydraft.drafters.draft_rows import draft_rows
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
@@ -23,6 +22,7 @@ from polydraft.drafters.heads.paths import (
     Selector,
 )
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
+from polydraft.drafters.model import draft_rows
 from polydraft.models import Forward
 from polydraft.reading import Text
 from polydraft.schemes import IID

@@ -21,7 +21,7 @@ from polydraft.bench.speed import (
     prompts_that_fit,
 )
 from polydraft.drafters import NgramDrafter, RecyclingDrafter, SuffixDrafter
-from polydraft.drafters.routing import merge
+from polydraft.drafters.several.merge import merge
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import Pair
 

@@ -119,7 +119,7 @@ def test_whole_rows_of_a_vocabulary_padded_to_another_size(own: int) -> None:
 
 def test_what_is_cut_to_the_likeliest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees, deterministic drafts, lists asked for, and rows of large vocabularies."""
-    monkeypatch.setattr(polydraft.drafters.draft_rows, "LISTED", 12)
+    monkeypatch.setattr(polydraft.drafters.model, "LISTED", 12)
     text = batch_of(ROWS)
 
     def listed(drafter: ModelDrafter, scheme: Scheme, policy: TreePolicy) -> int:
@@ -136,7 +136,7 @@ def test_what_is_cut_to_the_likeliest_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert listed(bound, IID(), Chain(3)) == listed(bound, IID(), Widths((2, 1))) == 9
     assert listed(free, TopK(), Chain(3)) == 1
     assert listed(free, TopK(), Widths((2, 1))) == 2
-    monkeypatch.setattr(polydraft.drafters.draft_rows, "MOST_WHOLE", VOCAB - 1)
+    monkeypatch.setattr(polydraft.drafters.model, "MOST_WHOLE", VOCAB - 1)
     assert listed(free, IID(), Chain(3)) == 12
 
 

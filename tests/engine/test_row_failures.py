@@ -26,14 +26,12 @@ from polydraft.drafters import (
     finished,
     is_sound,
 )
-from polydraft.drafters.text import (
-    JacobiDrafter,
-    LookaheadDrafter,
-    NgramDrafter,
-    OuroborosDrafter,
-    RecyclingDrafter,
-    SuffixDrafter,
-)
+from polydraft.drafters.text.jacobi import JacobiDrafter
+from polydraft.drafters.text.lookahead import LookaheadDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.ouroboros import OuroborosDrafter
+from polydraft.drafters.text.recycling import RecyclingDrafter
+from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.engine import Ending, Method, Prompts, Request, RunningBatch, TargetLaw
 from polydraft.engine.defaults import default_verifier
 from polydraft.engine.loop.prefill import begin

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polydraft import AdaptiveThreshold, Chain, ModelDrafter, NaiveMatch, TopDown, TopK, Widths
 from polydraft.drafters import Drafter, DraftRequest, LookupFirst, Session
-from polydraft.drafters.draft_rows import draft_rows
+from polydraft.drafters.model import draft_rows
 from polydraft.engine.loop.faults import LOST, NO_LAW
 from polydraft.engine.stopping import JointCriteria
 from polydraft.models import Forward

@@ -15,7 +15,7 @@ from polydraft.drafters import (
     RecyclingDrafter,
     RoutedDrafter,
 )
-from polydraft.drafters.routing.split import RowHistory
+from polydraft.drafters.several.merge import RowHistory
 from polydraft.schemes import IID, Given, Product, TopK, WithoutReplacement
 from polydraft.trees import BestFirst, Chain, TreePolicy, Widths
 from polydraft.verifiers import (

@@ -11,7 +11,7 @@ from serving import PROMPT, alone, ask, chunks, client, streamed
 
 import polydraft
 from polydraft.drafters import Followed, NgramDrafter, Session
-from polydraft.drafters.text import GivenDrafter
+from polydraft.drafters.text.guess import GivenDrafter
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias

@@ -12,7 +12,7 @@ from polydraft.cli.benchmark.bench import settings_of
 from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import notes_beside
 from polydraft.cli.process import INTERRUPTED
-from polydraft.drafters.draft_rows import LISTED
+from polydraft.drafters.model import LISTED
 from polydraft.engine import head_for
 from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head, shipped_head

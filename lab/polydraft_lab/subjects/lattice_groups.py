@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.catalogue import RuleLine, tables
 from polydraft.drafters import Drafter
-from polydraft.drafters.draft_rows import LISTED
+from polydraft.drafters.model import LISTED
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,

@@ -37,7 +37,7 @@ _INDEPENDENT = (_IID, _TOP_THEN_SAMPLE, _SPEC_HUB, _TOP_THEN_IID, _PRODUCT, _TOP
 _LISTED = (_IID, _WITHOUT, _POISSON, _TOP_THEN_SAMPLE, _SPEC_HUB, _TOP_THEN_IID, _TOP_K, _GIVEN)
 
 _NODES, _TREES = "polydraft.verifiers.nodes", "polydraft.verifiers.trees"
-_TEXT, _SEVERAL = "polydraft.drafters.text", "polydraft.drafters.routing"
+_TEXT, _SEVERAL = "polydraft.drafters.text", "polydraft.drafters.several"
 _READERS = "polydraft.catalogue.policies"
 
 RULES: tuple[RuleLine, ...] = (
@@ -186,13 +186,13 @@ DRAFTERS: tuple[DrafterLine, ...] = (
     DrafterLine("model", "polydraft.drafters.model:ModelDrafter", models=1),
     DrafterLine("ngram", f"{_TEXT}.ngram:NgramDrafter", bound=_GIVEN, numbers=("matches",), numbers_for_example="3"),
     DrafterLine("suffix", f"{_TEXT}.suffix:SuffixDrafter", bound=_GIVEN, store="may"),
-    DrafterLine("rest", f"{_TEXT}.retrieval:RetrievalDrafter", bound=_GIVEN, store="must"),
-    DrafterLine("lookup-first", f"{_SEVERAL}.lookup_first:LookupFirst", models=1, wraps=True),
+    DrafterLine("rest", f"{_TEXT}.suffix:RetrievalDrafter", bound=_GIVEN, store="must"),
+    DrafterLine("lookup-first", f"{_SEVERAL}.route:LookupFirst", models=1, wraps=True),
     DrafterLine("recycling", f"{_TEXT}.recycling:RecyclingDrafter", bound=_GIVEN),
-    DrafterLine("route", f"{_SEVERAL}.usual:route", bound=_GIVEN, gives="RoutedDrafter"),
-    DrafterLine("route-first", f"{_SEVERAL}.usual:route_first", models=1, wraps=True, gives="RoutedDrafter"),
-    DrafterLine("merge", f"{_SEVERAL}.usual:merge", bound=_GIVEN, gives="MergedDrafter"),
-    DrafterLine("merge-beside", f"{_SEVERAL}.usual:merge_beside", models=1, wraps=True, gives="MergedDrafter"),
+    DrafterLine("route", f"{_SEVERAL}.hedge:route", bound=_GIVEN, gives="RoutedDrafter"),
+    DrafterLine("route-first", f"{_SEVERAL}.hedge:route_first", models=1, wraps=True, gives="RoutedDrafter"),
+    DrafterLine("merge", f"{_SEVERAL}.merge:merge", bound=_GIVEN, gives="MergedDrafter"),
+    DrafterLine("merge-beside", f"{_SEVERAL}.merge:merge_beside", models=1, wraps=True, gives="MergedDrafter"),
     DrafterLine("jacobi", f"{_TEXT}.jacobi:JacobiDrafter", bound=_GIVEN),
     DrafterLine(
         "lookahead",
@@ -203,5 +203,5 @@ DRAFTERS: tuple[DrafterLine, ...] = (
     ),
     DrafterLine("ouroboros", f"{_TEXT}.ouroboros:OuroborosDrafter", models=1, bound=_GIVEN, wraps=True),
     DrafterLine("ensemble", "polydraft.drafters.ensemble:EnsembleDrafter", models=2, bound=_PRODUCT),
-    DrafterLine("none", "polydraft.drafters.none:NoDraft", proposes=False),
+    DrafterLine("none", "polydraft.drafters.model:NoDraft", proposes=False),
 )

@@ -35,40 +35,23 @@ from polydraft.drafters.heads import (
     write_mlp,
 )
 from polydraft.drafters.itself import Recent, SelfDrafter
-from polydraft.drafters.model import ModelDrafter, model_defaults
-from polydraft.drafters.none import NoDraft
-from polydraft.drafters.routing import (
-    LookupFirst,
-    MergedDrafter,
-    NestedDrafter,
-    RoutedDrafter,
-    merge,
-    merge_beside,
-    route,
-    route_before,
-    route_first,
-    usual_members,
-)
-from polydraft.drafters.text import (
-    LOOKUP,
-    Followed,
-    JacobiDrafter,
-    LookaheadDrafter,
-    NgramDrafter,
-    NgramPool,
-    OuroborosDrafter,
-    PredictedDrafter,
-    RecyclingDrafter,
-    RetrievalDrafter,
-    StoreVocabulary,
-    StoreWriter,
-    SuffixDrafter,
-    SuffixStore,
-    TextDrafter,
-    TextStore,
-    flush_stores,
-    given_chain,
-)
+from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
+from polydraft.drafters.several.hedge import RoutedDrafter, route, route_first, usual_members
+from polydraft.drafters.several.merge import MergedDrafter, merge, merge_beside, route_before
+from polydraft.drafters.several.nested import NestedDrafter
+from polydraft.drafters.several.route import LookupFirst
+from polydraft.drafters.text.guess import LOOKUP, TextDrafter, given_chain
+from polydraft.drafters.text.jacobi import JacobiDrafter
+from polydraft.drafters.text.lookahead import LookaheadDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.ouroboros import OuroborosDrafter
+from polydraft.drafters.text.pool import NgramPool
+from polydraft.drafters.text.predicted import Followed, PredictedDrafter
+from polydraft.drafters.text.recycling import RecyclingDrafter
+from polydraft.drafters.text.stores.segment import StoreVocabulary
+from polydraft.drafters.text.stores.store import StoreWriter, TextStore
+from polydraft.drafters.text.stores.suffix_store import SuffixStore, flush_stores
+from polydraft.drafters.text.suffix import RetrievalDrafter, SuffixDrafter
 
 __all__ = [
     "LOOKUP",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 import polydraft.rows as rows
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import LanguageModel, Layer
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -41,13 +41,7 @@ class Decoder(Protocol):
     ) -> Any:
         """Return the state of a loop over a text of which nothing was read.
 
-        Args:
-            model: the model whose law the loop follows, under the session's sampling settings.
-            drafter: what drafts for it.
-            verifier: what verifies these drafts.
-            policy: the shape of their trees.
-            text: the text.
-            session: sampling settings and room.
+        It follows the law of the model under the session's sampling settings; the verifier verifies what is drafted.
         """
         ...
 
@@ -97,14 +91,20 @@ class Session:
     sources: Sequence[Any] | None = None
 
 
+def loop_inside(name: str, session: Session, params: SamplingParams) -> tuple[Decoder, Session]:
+    """Return the decode loop for a model of a drafter's own, and the session of that model.
+
+    Raises:
+        InvalidParameter: the session has no loop.
+    """
+    if session.decoder is None:
+        raise InvalidParameter(f"The {name} drafter needs a decode loop (Session.decoder), but was given none.")
+    return session.decoder, replace(session, params=params, target=None, sources=None)
+
+
 @dataclass(frozen=True)
 class Defaults:
-    """What suits a drafter where the user names nothing.
-
-    Args:
-        scheme: the way of drawing drafts; the engine takes the best rule for it.
-        policy: the shape of the trees.
-    """
+    """What suits a drafter where the user names nothing; the engine takes the best rule for the scheme."""
 
     scheme: Scheme
     policy: TreePolicy

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
-from polydraft.drafters.draft_rows import draft_rows, listed
-from polydraft.drafters.model import SAMPLED
+from polydraft.drafters.model import SAMPLED, draft_rows, listed
 from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Step, Text

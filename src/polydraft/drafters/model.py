@@ -1,5 +1,7 @@
-"""A smaller language model with the same tokens, drafting a tree level by level."""
+"""A smaller language model that drafts a tree level by level, its draft rows, and plain decoding without drafts."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -7,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session
-from polydraft.drafters.draft_rows import check_listed, draft_rows, listed
+from polydraft.errors import InvalidParameter, InvalidProbabilities
 from polydraft.models import LanguageModel, check_same_size, draft_model, same_model
-from polydraft.probs import SamplingParams
+from polydraft.probs import SamplingParams, shortlist, usable, whole_row
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.rows import parts, shared
 from polydraft.schemes import (
@@ -25,7 +27,7 @@ from polydraft.schemes import (
     WithoutReplacement,
     require_scheme,
 )
-from polydraft.trees import Chain, Draft, Fixed, Frontier, TreeShape, grow
+from polydraft.trees import Chain, Draft, Fixed, Frontier, GrowingPolicy, TreePolicy, TreeShape, grow
 
 SAMPLED = (IID, WithoutReplacement, TopK, TopThenSample, TopThenIID, ConditionalPoisson, SpecHub, Coupled, Product)
 """The schemes that draw from a model's draft rows."""
@@ -131,3 +133,90 @@ class ModelDrafter(Drafter):
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
         logits = state.reader.grow(text, frontier)[..., : state.vocab_size]
         return draft_rows(logits, state.params, size, scheme)
+
+
+@dataclass(frozen=True)
+class NoDraft(Drafter):
+    """Proposes nothing: every step yields one token from the target. The baseline of every comparison."""
+
+    name = "none"
+    sound = True
+    proposes = False
+
+    def check(self, scheme: Scheme) -> None:
+        """Accept every scheme: there is nothing to draw."""
+
+    def start(self, text: Text, session: Session) -> None:
+        """Return no state."""
+
+    def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
+        """Return the root alone."""
+        return Draft.nothing(request.text.last()), None
+
+    def commit(self, state: None, step: Step) -> None:
+        """Return no state."""
+
+
+LISTED = 256
+"""How many tokens nodes with several drafts draw from."""
+MOST_WHOLE = 1 << 15
+"""Rows of larger vocabularies are always cut: what whole ones cost and bring there has not been measured."""
+
+
+def check_listed(size: int | None) -> None:
+    """Check the length of shortlists that a user asks for.
+
+    Raises:
+        InvalidParameter: a shortlist without a token.
+    """
+    if size is not None and size < 1:
+        raise InvalidParameter(f"shortlist_size must be at least 1, or None, but is {size}.")
+
+
+def listed(asked: int | None, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> int | None:
+    """Return how many tokens of each row are drawn from; None for all.
+
+    Args:
+        asked: what the user asked for; None for `LISTED`, or for all tokens in chains of sampled drafts, where listing
+            costs more than it spares, up to `MOST_WHOLE` of them.
+        scheme: how drafts are drawn; certain ones need no more tokens than a node has children.
+        policy: the trees.
+        vocab_size: the target's number of tokens.
+    """
+    size = LISTED if asked is None else asked
+    children = policy.shape.max_children
+    if isinstance(policy, GrowingPolicy):
+        return size
+    if scheme.deterministic and not policy.stops:  # who stops looks at chances
+        return min(size, max(children, 1))
+    return None if asked is None and children == 1 and vocab_size <= MOST_WHOLE else size
+
+
+def draft_rows(
+    logits: Float[Tensor, "b f V"], params: SamplingParams, size: int | None, scheme: Scheme
+) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
+    """Return the shortlists of nodes and their draft probabilities, as `grow` takes them.
+
+    A row that is no law becomes one of zeros, below which nothing is drafted; so one text of a batch may lose its
+    drafts, and the others keep theirs.
+
+    Args:
+        logits: the drafter's.
+        params: its sampling settings.
+        size: tokens listed; None for all.
+        scheme: under `Product` a node's only row is one of several.
+    """
+    listing = whole_row if size is None else partial(shortlist, size=size)
+    tokens, probs = _usable_rows(logits, partial(listing, params=params))
+    return tokens, probs.unsqueeze(-2) if scheme.several_rows else probs
+
+
+def _usable_rows(
+    logits: Float[Tensor, "b f V"], listing: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f K"]]:
+    if logits.device.type == "cpu":  # another device would have to be waited for
+        with suppress(InvalidProbabilities):
+            return listing(logits, check=True)
+    logits, fine = usable(logits)
+    tokens, probs = listing(logits, check=False)
+    return tokens, probs * fine.unsqueeze(-1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.drafters.text import Bounds, Guess, given, merged
+from polydraft.drafters.text.guess import Bounds, Guess, given, merged
 from polydraft.reading import Text
 from polydraft.schemes import IID, Given, Product, TopK
 from polydraft.trees import BestFirst, Chain, Widths

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scanning import scanned
 
 from polydraft.drafters.text.index import (
     ROOM,
@@ -27,7 +28,7 @@ Row = NDArray[np.int64]
 def same(found: Scanned, row: Row, longest: int) -> bool:
     """Tell whether occurrences are those that a scan of the text finds."""
     own = as_tokens(row)
-    slow = Scanned.of(own, len(own) - 1, own, longest)
+    slow = scanned(own, len(own) - 1, own, longest)
     assert found.counts == slow.counts and found.tokens.tolist() == slow.tokens.tolist()
     return found.ends.tolist() == slow.ends.tolist() and found.lengths.tolist() == slow.lengths.tolist()
 
@@ -38,7 +39,7 @@ def agrees(own: IndexedText, row: Row) -> bool:
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=30), cuts=st.lists(st.integers(1, 30), max_size=5))
 def test_every_beginning_of_a_text_is_searched_as_by_a_scan(text: list[int], cuts: list[int]) -> None:
-    row, own = np.array(text), IndexedText.begun()
+    row, own = np.array(text), IndexedText()
     for size in (*cuts, *range(1, len(text) + 1)):
         own = own.cut(size).to(row[:size])
         assert agrees(own, row[:size])
@@ -49,7 +50,7 @@ def test_repetitions_that_are_longer_than_what_is_kept_of_them(block: int) -> No
     noise = np.random.default_rng(block)
     one = noise.integers(0, 3, block)
     row = np.concatenate([one, one, [9], one, one[: block // 2], [4_000_000_000], one, one])
-    own = IndexedText.begun()
+    own = IndexedText()
     for size in (*range(1, 40), *range(41, len(row), 13), len(row)):
         own = own.to(row[:size])
         assert agrees(own, row[:size])
@@ -59,7 +60,7 @@ def test_repetitions_that_are_longer_than_what_is_kept_of_them(block: int) -> No
 def test_states_of_before_and_texts_that_part_keep_their_own(data: st.DataObject) -> None:
     """Steps are taken again with other tokens, rows are rewound and replaced: every state finds what a scan finds."""
     tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6)
-    states = [(IndexedText.begun(), np.zeros(0, np.int64))]
+    states = [(IndexedText(), np.zeros(0, np.int64))]
     for _ in range(data.draw(st.integers(2, 12))):
         own, row = states[data.draw(st.integers(0, len(states) - 1))]  # any state of before
         length = data.draw(st.integers(0, len(row)))
@@ -81,7 +82,7 @@ def test_another_text_is_looked_for_as_by_a_scan(parts: list[list[int]], context
         assert index.add(np.array(part, np.uint32))
         every = as_tokens(index.tokens[: len(index)])
         for longest in LONGEST:
-            found, slow = index.found(asked, longest), Scanned.of(every, len(every), asked, longest)
+            found, slow = index.found(asked, longest), scanned(every, len(every), asked, longest)
             assert found.counts == slow.counts and found.tokens.tolist() == slow.tokens.tolist()
             assert (found.ends.tolist(), found.lengths.tolist()) == (slow.ends.tolist(), slow.lengths.tolist())
 
@@ -103,12 +104,12 @@ def _indexed(index: TextIndex) -> Callable[[Tokens], Scanned]:
 
 
 def _scanned(every: NDArray[np.uint32]) -> Callable[[Tokens], Scanned]:
-    return lambda context: Scanned.of(as_tokens(every), len(every), context, LONGEST[2])
+    return lambda context: scanned(as_tokens(every), len(every), context, LONGEST[2])
 
 
 def test_an_index_grows_in_place_and_is_read_again_only_where_there_is_no_room() -> None:
     row = np.random.default_rng(0).integers(0, 50, 3 * ROOM)
-    own, seen = IndexedText.begun(), dict[int, TextIndex]()
+    own, seen = IndexedText(), dict[int, TextIndex]()
     for size in range(1, len(row) + 1, 16):
         own = own.to(row[:size])
         seen[id(own.index)] = own.index
@@ -123,7 +124,7 @@ def test_an_index_grows_in_place_and_is_read_again_only_where_there_is_no_room()
 
 def test_a_text_that_was_replaced_without_a_word_is_seen_near_its_end() -> None:
     row = np.arange(200) % 7
-    own = IndexedText.begun().to(row)
+    own = IndexedText().to(row)
     other = (np.arange(220) + 1) % 7
     assert agrees(own.to(other), other) and agrees(own.to(other[:3]), other[:3])
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from polydraft import Chain, HuggingFaceModel, JacobiDrafter, NaiveMatch, TopDown
 from polydraft.drafters import DraftRequest, Session
-from polydraft.drafters.text import Guess
-from polydraft.drafters.text import given as drafted
+from polydraft.drafters.text.guess import Guess
+from polydraft.drafters.text.guess import given as drafted
 from polydraft.drafters.text.jacobi import JacobiState, filled
 from polydraft.engine.loop.prefill import LOOP
 from polydraft.probs import Noise, SamplingParams

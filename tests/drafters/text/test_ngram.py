@@ -13,7 +13,7 @@ import polydraft
 from polydraft.catalogue import drafter_line
 from polydraft.cli.benchmark.arm_spelling import spell_arm
 from polydraft.drafters import DraftRequest, LookaheadDrafter, NgramDrafter, Session, given_chain
-from polydraft.drafters.text import Bounds
+from polydraft.drafters.text.guess import Bounds
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.ngram import continuations
 from polydraft.errors import InvalidParameter
@@ -45,7 +45,7 @@ def slow_continuations(text: list[int], longest: int, shortest: int, most: int, 
 
 def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -> list[int]:
     row = np.array(text, dtype=np.int64)
-    _, chains = continuations(row, IndexedText.begun().to(row), longest, shortest, most)
+    _, chains = continuations(row, IndexedText().to(row), longest, shortest, most)
     return chains[0].tolist() if chains else []
 
 
@@ -58,7 +58,7 @@ def found(text: list[int], longest: int = 3, shortest: int = 1, most: int = 4) -
 )
 def test_agrees_with_the_slow_search(text: list[int], longest: int, shortest: int, most: int, matches: int) -> None:
     row = np.array(text, dtype=np.int64)
-    size, chains = continuations(row, IndexedText.begun().to(row), longest, shortest, most, matches)
+    size, chains = continuations(row, IndexedText().to(row), longest, shortest, most, matches)
     assert [chain.tolist() for chain in chains] == slow_continuations(text, longest, shortest, most, matches)
     assert bool(size) == bool(chains) and (not size or shortest <= size <= longest)
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scanning import scanned
 
-from polydraft.drafters.text import Bounds
-from polydraft.drafters.text.index import SENTINEL, Occurrences, Ranged, Scanned, as_tokens
+from polydraft.drafters.text.guess import Bounds
+from polydraft.drafters.text.index import SENTINEL, Occurrences, Ranged, as_tokens
 from polydraft.drafters.text.stores.segment import backward_order, joined, joined_orders
 from polydraft.drafters.text.suffix import Continuing, grow_by_counts, longest_of, tree_of
 
@@ -60,7 +61,7 @@ def both(every: Sequence[Sequence[int]], context: Sequence[int], longest: int) -
     """Return the occurrences by a scan and by an order."""
     tokens, own = as_tokens(joined([np.array(one) for one in every])), as_tokens(np.array(context))
     order = as_tokens(backward_order(tokens))
-    return [Scanned.of(tokens, len(tokens), own, longest), Ranged.of(tokens, order, own, longest)]
+    return [scanned(tokens, len(tokens), own, longest), Ranged.of(tokens, order, own, longest)]
 
 
 @given(every=texts, context=contexts, longest=st.integers(1, 14), depth=st.integers(1, 4))

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft import HuggingFaceModel, ModelDrafter, NaiveMatch, NgramDrafter, NgramPool, OuroborosDrafter, TopDown
 from polydraft.drafters import DraftRequest, LookaheadDrafter, Session, StoreVocabulary, owned_models
-from polydraft.drafters.text import given as drafted
 from polydraft.drafters.text.guess import Guess
+from polydraft.drafters.text.guess import given as drafted
 from polydraft.drafters.text.ouroboros import (
     FollowLikeliest,
     OuroborosState,

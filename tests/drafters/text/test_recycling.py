@@ -8,7 +8,8 @@ from doubles import tiny_model
 
 import polydraft
 from polydraft.drafters import RecyclingDrafter, Session
-from polydraft.drafters.text import Bounds, given, recycling, rows_of
+from polydraft.drafters.text import recycling
+from polydraft.drafters.text.guess import Bounds, given, rows_of
 from polydraft.errors import InvalidParameter
 from polydraft.probs import SamplingParams
 from polydraft.reading import Scored, Step, Text

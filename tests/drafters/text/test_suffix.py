@@ -32,7 +32,7 @@ from polydraft.drafters import (
     flush_stores,
     resumed,
 )
-from polydraft.drafters.text import Guess
+from polydraft.drafters.text.guess import Guess
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.suffix import TREES, room_for_paths
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch
@@ -276,7 +276,7 @@ def test_a_step_that_is_taken_again_adds_nothing(tmp_path: Path) -> None:
 
 
 def _bounds() -> Any:
-    from polydraft.drafters.text import Bounds
+    from polydraft.drafters.text.guess import Bounds
 
     return Bounds(4, 4, 2)
 
@@ -372,5 +372,5 @@ def test_sampled_texts_follow_the_law_while_the_store_grows(tmp_path: Path) -> N
 
 
 def test_guesses_are_those_of_both_places() -> None:
-    guess = SuffixDrafter()._of(IndexedText.begun().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
+    guess = SuffixDrafter()._of(IndexedText().to(np.array([1, 2, 1, 2, 1, 2])), _bounds())
     assert isinstance(guess, Guess) and guess.tokens.tolist() == [1, 2, 1, 2][: len(guess)]

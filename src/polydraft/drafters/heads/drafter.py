@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, arange, cat, nn
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
-from polydraft.drafters.draft_rows import check_listed, draft_rows, listed
-from polydraft.drafters.model import SAMPLED
+from polydraft.drafters.model import SAMPLED, check_listed, draft_rows, listed
 from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch
 from polydraft.models import LanguageModel, Layer, linear_of, module_of, weight_of
 from polydraft.probs import SamplingParams

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.schemes import Given, Scheme, require_scheme
@@ -18,13 +19,7 @@ from polydraft.trees import Chain, Draft, Lookup, TokenTree, Topology, TreePolic
 
 @dataclass(frozen=True)
 class Bounds:
-    """How large a tree of guesses may be.
-
-    Args:
-        nodes: the most guesses.
-        depth: the longest path.
-        children: the most guesses below one of them.
-    """
+    """How large a tree of guesses may be: the most guesses, the longest path, and the most guesses below one."""
 
     nodes: int
     depth: int
@@ -80,19 +75,14 @@ class Guess:
             chances: of each path; None for equal ones.
             kept: that each of its tokens, the first one too, is as in the path, where those before it are.
         """
-        known, tokens, parents, likely = dict[tuple[int, int], int](), list[int](), list[int](), list[float]()
+        places, likely = Places(), dict[int, float]()
         for path, chance in zip(paths, chances or [1 / max(1, len(paths))] * len(paths), strict=True):
             above = -1
             for token in path.tolist():
-                place = known.setdefault((above, token), len(tokens))
-                if place == len(tokens):
-                    tokens.append(token)
-                    parents.append(above)
-                    likely.append(0.0)
+                above = places.setdefault((above, token), len(places))
                 chance *= kept
-                likely[place] += chance
-                above = place
-        return cls(np.array(tokens, np.int64), np.array(parents, np.int64), np.minimum(np.array(likely), 1.0))
+                likely[above] = likely.get(above, 0.0) + chance
+        return _tree_of(places, np.minimum(np.array([*likely.values()]), 1.0))
 
     def __len__(self) -> int:
         """Return the number of guesses."""
@@ -170,21 +160,44 @@ def merged(guesses: Sequence[Guess]) -> Guess:
     """
     if len(guesses) == 1:
         return guesses[0]
-    known, tokens, parents, missed = dict[tuple[int, int], int](), list[int](), list[int](), list[float]()
+    places, missed = Places(), dict[int, float]()
     for guess in guesses:
-        places = list[int]()
-        for token, above, chance in zip(
-            guess.tokens.tolist(), guess.parents.tolist(), guess.chances.tolist(), strict=True
-        ):
-            parent = places[above] if above >= 0 else -1
-            place = known.setdefault((parent, token), len(tokens))
-            if place == len(tokens):
-                tokens.append(token)
-                parents.append(parent)
-                missed.append(1.0)
-            missed[place] *= 1 - chance
-            places.append(place)
-    return Guess(np.array(tokens, np.int64), np.array(parents, np.int64), 1 - np.array(missed))
+        own = list[int]()
+        columns = (guess.tokens.tolist(), guess.parents.tolist(), guess.chances.tolist())
+        for token, above, chance in zip(*columns, strict=True):
+            parent = own[above] if above >= 0 else -1
+            place = places.setdefault((parent, token), len(places))
+            missed[place] = missed.get(place, 1.0) * (1 - chance)
+            own.append(place)
+    return _tree_of(places, 1 - np.array([*missed.values()]))
+
+
+Places = dict[tuple[int, int], int]
+"""The place of each guess in a tree, by the place of the one above and its token; in the order of the places."""
+
+
+def _tree_of(places: Places, chances: NDArray[np.float64]) -> Guess:
+    pairs = np.array([*places], np.int64).reshape(-1, 2)
+    return Guess(pairs[:, 1].copy(), pairs[:, 0].copy(), chances)
+
+
+def check_setting(name: str, value: object, rule: str, *, holds: bool) -> None:
+    """Check one of a drafter's settings.
+
+    Raises:
+        InvalidParameter: the rule does not hold; the message says that `name` must be `rule`.
+    """
+    if not holds:
+        raise InvalidParameter(f"{name} must be {rule}, but is {shown(value)}.")
+
+
+def check_count(name: str, value: Any, least: int = 1, kind: str = "a whole number") -> None:
+    """Check a number of things.
+
+    Raises:
+        InvalidParameter: it is no whole number, or a smaller one.
+    """
+    check_setting(name, value, f"{kind} of at least {least}", holds=is_whole(value) and value >= least)
 
 
 LOOKUP = "lookup"
@@ -287,7 +300,6 @@ def given_chain(text: Text, found: Sequence[NDArray[np.int64]]) -> Draft:
 
 
 def _ranks(guess: Guess) -> NDArray[np.int64]:
-    """Return each guess's place among its siblings."""
     seen, found = dict[int, int](), np.zeros(len(guess), np.int64)
     for place, above in enumerate(guess.parents.tolist()):
         found[place] = seen[above] = seen.get(above, -1) + 1

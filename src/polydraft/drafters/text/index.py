@@ -1,8 +1,8 @@
 """An index of a text that grows: where every token occurred before, and how many tokens agree there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class Occurrences(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Scanned:
-    """Occurrences in a text that was read from end to end; the latest come first.
+    """Occurrences in a text that is indexed; the latest come first.
 
     Args:
         tokens: the text, or several with sentinels between them.
@@ -58,15 +58,9 @@ class Scanned:
     lengths: NDArray[np.int64]
     counts: list[int]
 
-    @classmethod
-    def of(cls, tokens: Tokens, stop: int, context: Tokens, longest: int) -> "Scanned":
-        """Find a context's last tokens in the first `stop` tokens of a text."""
-        ends, lengths, counts = scan(tokens, stop, context, min(longest, len(context)))
-        return cls(tokens, ends, lengths, counts.tolist())
-
     def followed(self, match: int, most: int, depth: int) -> Tokens:
         """Return what followed the latest places."""
-        return after_scan(self.tokens, self.ends, self.lengths, match, min(most, self.counts[match]), depth)
+        return tokens_behind(self.tokens, self.ends[self.lengths >= match][:most], depth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,54 +87,9 @@ class Ranged:
 
     def followed(self, match: int, most: int, depth: int) -> Tokens:
         """Return what followed, of many places some that are evenly spread over the order."""
-        first, count = self.firsts[match], self.counts[match]
-        return after_range(self.tokens, self.order, first, first + count, min(most, count), depth)
-
-
-@compiled
-def scan(
-    tokens: Tokens, stop: int, context: Tokens, longest: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of the context's last token, how many tokens agree there, and the counts by that number."""
-    counts, size = np.zeros(longest + 1, np.int64), len(context)
-    last, found = context[size - 1], 0
-    for end in range(stop):
-        found += tokens[end] == last
-    ends, lengths = np.empty(found, np.int64), np.empty(found, np.int64)
-    at = found
-    for end in range(stop):
-        if tokens[end] == last:
-            length = 1
-            while length < longest and length <= end and tokens[end - length] == context[size - 1 - length]:
-                length += 1
-            at -= 1
-            ends[at], lengths[at] = end, length
-            counts[length] += 1
-    for length in range(longest - 1, 0, -1):
-        counts[length] += counts[length + 1]
-    counts[0], agree = stop, 0
-    while agree < longest and counts[agree + 1]:
-        agree += 1
-    return ends, lengths, counts[: agree + 1]
-
-
-@compiled
-def after_scan(
-    tokens: Tokens, ends: NDArray[np.int64], lengths: NDArray[np.int64], match: int, most: int, depth: int
-) -> Tokens:
-    """Return what followed the first `most` ends at which so many tokens agree."""
-    rows, at = np.full((most, depth), np.uint32(0xFFFFFFFF), np.uint32), 0
-    for place in range(len(ends)):
-        if at == most:
-            break
-        if lengths[place] >= match:
-            for ahead in range(depth):
-                here = ends[place] + 1 + ahead
-                if here >= len(tokens) or tokens[here] == 0xFFFFFFFF:
-                    break
-                rows[at, ahead] = tokens[here]
-            at += 1
-    return rows
+        count = self.counts[match]
+        places = self.firsts[match] + count * np.arange(min(most, count)) // min(most, count)
+        return tokens_behind(self.tokens, self.order[places].astype(np.int64), depth)
 
 
 @compiled
@@ -181,16 +130,15 @@ def descend(
 
 
 @compiled
-def after_range(tokens: Tokens, order: Tokens, first: int, stop: int, most: int, depth: int) -> Tokens:
-    """Return what followed `most` places of a range of the order, evenly spread."""
-    rows = np.full((most, depth), np.uint32(0xFFFFFFFF), np.uint32)
-    for place in range(most):
-        end = np.int64(order[first + (stop - first) * place // most])
+def tokens_behind(tokens: Tokens, ends: NDArray[np.int64], depth: int) -> Tokens:
+    """Return what followed some places: a row for each, `SENTINEL` where the text had ended."""
+    rows = np.full((len(ends), depth), np.uint32(0xFFFFFFFF), np.uint32)
+    for row in range(len(ends)):
         for ahead in range(depth):
-            here = end + 1 + ahead
+            here = ends[row] + 1 + ahead
             if here >= len(tokens) or tokens[here] == 0xFFFFFFFF:
                 break
-            rows[place, ahead] = tokens[here]
+            rows[row, ahead] = tokens[here]
     return rows
 
 
@@ -225,18 +173,13 @@ class TextIndex:
         return int(self._used[0])
 
     @classmethod
-    def of(cls, row: NDArray[np.int64]) -> "TextIndex":
+    def of(cls, row: NDArray[np.int64] | NDArray[np.uint32]) -> "TextIndex":
         """Return the index of a text."""
         index = cls(max(ROOM, 2 * len(row)))
         index.follows(row, 0)
         return index
 
-    @property
-    def full(self) -> int:
-        """The most tokens that there is room for."""
-        return len(self.tokens)
-
-    def follows(self, row: NDArray[np.int64], sure: int) -> bool:
+    def follows(self, row: NDArray[np.int64] | NDArray[np.uint32], sure: int) -> bool:
         """Take in what is new of a text, if there is room and it begins as this one; else say no.
 
         Args:
@@ -244,49 +187,44 @@ class TextIndex:
             sure: how many of its first tokens need not be compared.
         """
         known = self._last, self._before, self._earlier, self._agree, self._used
-        return len(row) <= self.full and take_in(row, sure, self.tokens, *known)
+        return len(row) <= len(self.tokens) and take_in(row, sure, self.tokens, *known)
 
     def add(self, more: NDArray[np.uint32]) -> bool:
         """Take in what follows the text, if there is room; else say no."""
         size, known = len(self) + len(more), (self._last, self._before, self._earlier, self._agree, self._used)
-        if size > self.full:
+        if size > len(self.tokens):
             return False
         self.tokens[len(self) : size] = more
         return take_in(self.tokens[:size], len(self), self.tokens, *known)
 
     def found(self, context: Tokens, longest: int) -> Scanned:
-        """Find where another text's last tokens occurred, as `Scanned.of` does by reading all of this one."""
-        own = as_tokens(self.tokens[: len(self)])
-        known = self._last, self._before, self._earlier, self._agree
-        ends, lengths, counts = walk_with(own, *known, context, min(longest, len(context)))
-        return Scanned(own, ends, lengths, counts.tolist())
+        """Find where another text's last tokens occurred."""
+        place = last_place(self.tokens, self._last, context[-1])
+        return self._walked(as_tokens(self.tokens[: len(self)]), len(self), context, place, 1, longest)
 
     def occurrences(self, size: int, longest: int) -> Scanned:
-        """Find where the last of the first `size` tokens occurred before, as `Scanned.of` does by reading them all."""
-        own = as_tokens(self.tokens[:size])
-        ends, lengths, counts = walk(own, self._before, self._earlier, self._agree, min(longest, size))
+        """Find where the last of the first `size` tokens occurred before."""
+        own, place, agreed = as_tokens(self.tokens[:size]), int(self._before[size - 1]), int(self._agree[size - 1])
+        return self._walked(own, size - 1, own, place, agreed, longest)
+
+    def _walked(self, own: Tokens, stop: int, context: Tokens, place: int, agreed: int, longest: int) -> Scanned:
+        """Find a context's last tokens in the first `stop` ones, from the last place with its last token down."""
+        known = self._before, self._earlier, self._agree
+        most = min(longest, len(context))
+        ends, lengths, counts = walk(own[:stop], *known, context, place, min(agreed, most), most)
         return Scanned(own, ends, lengths, counts.tolist())
 
 
 @dataclass(frozen=True, eq=False)
 class IndexedText:
-    """A row's index, and how many of its tokens are known to be the row's.
+    """A row's index, and how many of its first tokens are known to be the row's, until it is rewound or joined.
 
     The index is a cache that other states look at too: after a step that was taken again it may have tokens that are
     not this row's. These are compared, and where a text differs it gets an index of its own.
-
-    Args:
-        index: the index.
-        known: how many of its first tokens are the row's. They stay so until the row is rewound or joined.
     """
 
-    index: TextIndex
+    index: TextIndex = field(default_factory=TextIndex)
     known: int = 0
-
-    @classmethod
-    def begun(cls) -> "IndexedText":
-        """Return what is known of a text that was not looked at."""
-        return cls(TextIndex())
 
     def to(self, row: NDArray[np.int64]) -> "IndexedText":
         """Return the same for a row's text as it is now."""
@@ -305,12 +243,7 @@ class IndexedText:
 
 @dataclass(frozen=True, eq=False)
 class IndexedRows:
-    """The indices of a batch's rows, and the target's number of tokens.
-
-    Args:
-        vocab_size: the number of tokens.
-        rows: per row.
-    """
+    """The indices of a batch's rows, and the target's number of tokens; derive a state of more from it."""
 
     vocab_size: int = shared()
     rows: tuple[IndexedText, ...] = per_row(IndexedText.cut)
@@ -322,9 +255,9 @@ class IndexedRows:
     @classmethod
     def begun(cls, vocab_size: int, count: int) -> "IndexedRows":
         """Return what is known of texts that were not looked at."""
-        return cls(vocab_size, tuple(IndexedText.begun() for _ in range(count)))
+        return cls(vocab_size, tuple(IndexedText() for _ in range(count)))
 
-    def to(self, texts: Sequence[NDArray[np.int64]]) -> "IndexedRows":
+    def to(self, texts: Sequence[NDArray[np.int64]]) -> Self:
         """Return the same for the rows' texts as they are now."""
         return replace(self, rows=tuple(own.to(row) for own, row in zip(self.rows, texts, strict=True)))
 
@@ -377,67 +310,48 @@ def take_in(
 
 
 @compiled
-def walk(
-    tokens: Tokens, before: Numbers, earlier: Numbers, agree: NDArray[np.uint8], longest: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return what `scan` does for a text's last tokens, from place to place with the last token.
-
-    What agrees at a place follows from what agrees at the one behind it and what agrees between the two: it is the less
-    of both where they differ, and has to be compared where they do not.
-    """
-    final = len(tokens) - 1
-    found, counts = earlier[final], np.zeros(longest + 1, np.int64)
-    ends, lengths = np.empty(found, np.int64), np.empty(found, np.int64)
-    place, length, at = final, longest, 0
-    while before[place] >= 0:
-        between, place = np.int64(agree[place]), np.int64(before[place])
-        if between < 64 and between < length:
-            length = between
-        elif between == length or between == 64:
-            length = min(between, length)
-            while length < longest and length <= place and tokens[place - length] == tokens[final - length]:
-                length += 1
-        ends[at], lengths[at] = place, length
-        counts[length] += 1
-        at += 1
-    for size in range(longest - 1, 0, -1):
-        counts[size] += counts[size + 1]
-    counts[0], most = final, 0
-    while most < longest and counts[most + 1]:
-        most += 1
-    return ends, lengths, counts[: most + 1]
+def last_place(tokens: Tokens, last: Numbers, token: np.uint32) -> int:
+    """Return the last place with a token, from the table that `take_in` keeps; -1 for none."""
+    mask = np.uint64(len(last) - 1)
+    slot = (np.uint64(token) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) & mask
+    while last[slot] > 0 and tokens[last[slot] - 1] != token:
+        slot = (slot + np.uint64(1)) & mask
+    return last[slot] - 1
 
 
 @compiled
-def walk_with(
+def walk(
     tokens: Tokens,
-    last: Numbers,
     before: Numbers,
     earlier: Numbers,
     agree: NDArray[np.uint8],
     context: Tokens,
+    place: int,
+    agreed: int,
     longest: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return what `scan` does for a context, from place to place with its last token, the latest first."""
-    size, counts = len(context), np.zeros(longest + 1, np.int64)
-    final, mask = context[size - 1], np.uint64(len(last) - 1)
-    slot = (np.uint64(final) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) & mask
-    while last[slot] > 0 and tokens[last[slot] - 1] != final:
-        slot = (slot + np.uint64(1)) & mask
-    place, at = np.int64(last[slot]) - 1, 0
-    found = np.int64(0) if place < 0 else np.int64(earlier[place]) + 1
+    """Return the places of a context's last token, the latest first, what agrees there, and the counts by that number.
+
+    It goes from place to place with that token, beginning at one where so many tokens are known to agree. What agrees
+    at a place follows from what agrees at the one behind it and what agrees between the two: it is the less of both
+    where they differ, and has to be compared where they do not.
+    """
+    size, counts, found = len(context), np.zeros(longest + 1, np.int64), np.int64(0)
+    if place >= 0:
+        found = np.int64(earlier[place]) + 1
     ends, lengths = np.empty(found, np.int64), np.empty(found, np.int64)
-    length, between = np.int64(1), np.int64(64)
-    while place >= 0:
+    here, length, between, at = np.int64(place), np.int64(agreed), np.int64(64), 0
+    while here >= 0:
         if between < 64 and between < length:
             length = between
         elif between == length or between == 64:
-            while length < longest and length <= place and tokens[place - length] == context[size - 1 - length]:
+            length = min(between, length)
+            while length < longest and length <= here and tokens[here - length] == context[size - 1 - length]:
                 length += 1
-        ends[at], lengths[at] = place, length
+        ends[at], lengths[at] = here, length
         counts[length] += 1
         at += 1
-        between, place = np.int64(agree[place]), np.int64(before[place])
+        between, here = np.int64(agree[here]), np.int64(before[here])
     for match in range(longest - 1, 0, -1):
         counts[match] += counts[match + 1]
     counts[0], most = len(tokens), 0

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from polydraft.drafters.contract import Defaults, DraftRequest, Needs, Session
-from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, given, rows_of
+from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, check_count, given, rows_of
 from polydraft.drafters.text.pool import NgramPool, Phrase
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary, network_of
-from polydraft.errors import InvalidParameter, is_whole, shown
+from polydraft.drafters.text.stores.segment import StoreVocabulary, network_of
+from polydraft.errors import InvalidParameter, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.rows import per_row, scratch, shared
@@ -76,12 +76,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a window is scored.
-
-    Args:
-        places: each token's place, counted from the current token's.
-        sees: whether it sees the current token, and each of the window's.
-    """
+    """How a window is scored: each token's place behind the current one, and whether it sees that and the window's."""
 
     places: NDArray[np.int64]
     sees: NDArray[np.bool_]
@@ -114,14 +109,7 @@ MOST_BESIDE = 4095
 
 @dataclass(frozen=True, eq=False)
 class LookaheadRow:
-    """What is known of a row.
-
-    Args:
-        window: its guesses for the places ahead.
-        pool: n-grams that were found.
-        first: the pool that it began with.
-        read: how many tokens of its text gave their n-grams to the pool.
-    """
+    """A row's window and pool, the pool that it began with, and how many tokens of its text were put into the pool."""
 
     window: Window
     pool: NgramPool
@@ -133,6 +121,11 @@ class LookaheadRow:
         """Return what is known of a row at its beginning."""
         return cls(Window(), pool, pool)
 
+    def advanced(self, level: int, current: int, new: list[int]) -> "LookaheadRow":
+        """Return the row with its window one place further, and the n-grams that were found in its pool."""
+        window, phrases = self.window.advanced(level, current, new)
+        return replace(self, window=window, pool=self.pool.added(phrases))
+
     def cut(self, length: int) -> "LookaheadRow":
         """Return the row when its text is known up to a length only; what was found stays, unless no text is left."""
         return replace(self, read=min(self.read, length)) if length else LookaheadRow.begun(self.first)
@@ -140,14 +133,9 @@ class LookaheadRow:
 
 @dataclass(frozen=True, eq=False)
 class LookaheadState:
-    """What is known of the rows.
+    """What is known of the rows, and of the model whose tokens these are, as far as that is known itself.
 
-    Args:
-        rows: the rows.
-        vocab_size: the model's number of tokens.
-        rides: whether the windows ride in the step that is under way.
-        before: the rows before that step's draft; empty where nothing was drafted.
-        model: the model whose tokens these are; None where it is not known.
+    In a step `rides` says whether the windows ride, and `before` what the rows were before its draft.
     """
 
     rows: tuple[LookaheadRow, ...] = per_row(LookaheadRow.cut, learnt=True)
@@ -209,7 +197,7 @@ class LookaheadDrafter(GivenDrafter):
     def __post_init__(self) -> None:
         numbers = {"level": self.level, "window": self.window, "guesses": self.guesses}
         for name, number in {**numbers, "most_scored": self.most_scored}.items():
-            check_integer(name, number, {"level": 2, "most_scored": 0}.get(name, 1))
+            check_count(name, number, {"level": 2, "most_scored": 0}.get(name, 1), "an integer")
         if self.pool is not None and not isinstance(self.pool, NgramPool):
             raise InvalidParameter(f"pool must be an NgramPool, or None, but is {shown(self.pool)}.")
         if self.pool is not None and self.pool.level != self.level:
@@ -239,7 +227,8 @@ class LookaheadDrafter(GivenDrafter):
         model = network_of(session.target)
         if self.pool is not None and self.pool.vocabulary is not None:
             self.pool.check(StoreVocabulary.of_model(model, session.vocab_size))
-        return LookaheadState((self._new(),) * len(text.counts), session.vocab_size, model=model)
+        new = LookaheadRow.begun(self.pool or NgramPool(self.level, self.guesses))
+        return LookaheadState((new,) * len(text.counts), session.vocab_size, model=model)
 
     def draft(self, state: LookaheadState, request: DraftRequest) -> tuple[Draft, LookaheadState]:
         """Return the pool's continuations of each row's last token, and the windows as riders."""
@@ -264,7 +253,8 @@ class LookaheadDrafter(GivenDrafter):
         rows = state.rows
         if state.rides:
             new, roots = self._outputs(state, step), step.tree.tokens[:, 0].tolist()
-            rows = tuple(self._advanced(*row) for row in zip(rows, roots, new, strict=True))
+            told = zip(rows, roots, new, strict=True)
+            rows = tuple(row.advanced(self.level, current, columns) for row, current, columns in told)
         if state.before:
             rows = tuple(state.before[row] if row in step.others else own for row, own in enumerate(rows))
         return replace(state, rows=rows, rides=False, before=())
@@ -275,9 +265,6 @@ class LookaheadDrafter(GivenDrafter):
         if (self.level - 1) * (self.window + self.guesses) <= share:
             return True, self.guesses
         return False, min(self.guesses, share // (self.level - 1))
-
-    def _new(self) -> LookaheadRow:
-        return LookaheadRow.begun(self.pool or NgramPool(self.level, self.guesses))
 
     def _read(self, row: LookaheadRow, text: NDArray[np.int64]) -> LookaheadRow:
         """Begin the window, and put the n-grams of what is new in the text into the pool, if they are wanted."""
@@ -313,7 +300,6 @@ class LookaheadDrafter(GivenDrafter):
         return Riders(*sent)
 
     def _outputs(self, state: LookaheadState, step: Step) -> list[list[int]]:
-        """Return the target's likeliest tokens behind the last row of each window."""
         riders, found = step.scored.riders, list[list[int]]()
         roots = step.scored.logits[:, 0].argmax(dim=-1).tolist()
         lasts = [(len(one.window.tokens), one.window.columns) for one in state.rows]
@@ -323,20 +309,6 @@ class LookaheadDrafter(GivenDrafter):
             last = own[max(0, count - columns) - first : count - first]
             found.append([root, *last] if count < columns else last)
         return found
-
-    def _advanced(self, row: LookaheadRow, current: int, new: Sequence[int]) -> LookaheadRow:
-        window, phrases = row.window.advanced(self.level, current, list(new))
-        return replace(row, window=window, pool=row.pool.added(phrases))
-
-
-def check_integer(name: str, number: int, least: int) -> None:
-    """Check one of a drafter's numbers.
-
-    Raises:
-        InvalidParameter: it is no integer, or too small.
-    """
-    if not is_whole(number) or number < least:
-        raise InvalidParameter(f"{name} must be an integer of at least {least}, but is {shown(number)}.")
 
 
 def newest_first(paths: Sequence[Sequence[int]]) -> Guess:

@@ -101,10 +101,5 @@ def continuations(
     if size < shortest:
         return 0, []
     ends = found.ends[found.lengths == size][:matches] + 1
-    return size, [_behind(text, end, most, repeats=size >= REPEATS) for end in ends.tolist()]
-
-
-def _behind(text: NDArray[np.int64], end: int, most: int, *, repeats: bool) -> NDArray[np.int64]:
-    """Return what stands behind a place, again and again if the text repeats itself."""
-    there = text[end : end + most]
-    return np.resize(there, most) if repeats else there
+    behind = [text[end : end + most] for end in ends.tolist()]
+    return size, [np.resize(one, most) for one in behind] if size >= REPEATS else behind

@@ -9,14 +9,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.drafters.contract import Decoder, Defaults, Drafter, DraftRequest, Session, owned_models, owned_networks
-from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, given
+from polydraft.drafters.contract import (
+    Decoder,
+    Defaults,
+    Drafter,
+    DraftRequest,
+    Session,
+    loop_inside,
+    owned_models,
+    owned_networks,
+)
+from polydraft.drafters.text.guess import Bounds, GivenDrafter, Guess, check_count, given
 from polydraft.drafters.text.lookahead import (
     MOST_SCORED,
     LookaheadDrafter,
     LookaheadRow,
     LookaheadState,
-    check_integer,
     newest_first,
 )
 from polydraft.drafters.text.pool import Entry, NgramPool, Phrase
@@ -60,12 +68,7 @@ class FollowLikeliest:
 
 @dataclass(frozen=True)
 class WrittenChain:
-    """What a row was drafted in the step that is under way.
-
-    Args:
-        chain: the draft model's tokens.
-        phrases: the pool's continuations of the last one that stand behind it.
-    """
+    """What a row was drafted in the step under way: the draft model's tokens, and the phrases behind the last one."""
 
     chain: tuple[int, ...] = ()
     phrases: tuple[Entry, ...] = ()
@@ -73,16 +76,7 @@ class WrittenChain:
 
 @dataclass(frozen=True, eq=False)
 class OuroborosState:
-    """The draft model's loop, with every row's pool in it.
-
-    Args:
-        decoder: runs the loop.
-        loop: its state.
-        lookahead: the drafter of the loop.
-        vocab_size: the target's number of tokens.
-        asked: what each row was drafted.
-        before: the lookahead's rows before the draft of the step that is under way; empty where nothing was drafted.
-    """
+    """The draft model's loop, with the rows' pools in it; what rows were drafted, and their pools before the draft."""
 
     decoder: Decoder = shared()
     loop: Any = parts()
@@ -159,7 +153,7 @@ class OuroborosDrafter(GivenDrafter):
 
     def __post_init__(self) -> None:
         for name, least in (("drafts", 1), ("phrases", 0)):
-            check_integer(name, getattr(self, name), least)
+            check_count(name, getattr(self, name), least, "an integer")
         model = _single(self.draft_model)
         numbers = (self.level, self.window, self.guesses)
         inner = LookaheadDrafter(*numbers, self.pool_from_prompt, self.pool, self.most_scored)
@@ -180,14 +174,10 @@ class OuroborosDrafter(GivenDrafter):
     def start(self, text: Text, session: Session) -> OuroborosState:
         """Begin the draft model's loop, which has read nothing."""
         check_same_size(session.vocab_size, self.model.facts.vocab_size)
-        if session.decoder is None:
-            raise InvalidParameter(
-                f"The {self.name} drafter needs a decode loop (Session.decoder), but was given none."
-            )
-        own = replace(session, params=LIKELIEST, target=None, sources=None)
-        loop = session.decoder.begin(self.model, self.lookahead, self.rule, self.trees, text, own)
+        decoder, own = loop_inside(self.name, session, LIKELIEST)
+        loop = decoder.begin(self.model, self.lookahead, self.rule, self.trees, text, own)
         asked = (WrittenChain(),) * len(text.counts)
-        return OuroborosState(session.decoder, loop, self.lookahead, session.vocab_size, asked)
+        return OuroborosState(decoder, loop, self.lookahead, session.vocab_size, asked)
 
     def read(self, state: OuroborosState, text: Text, features: Features | None) -> OuroborosState:
         """Read the prompts but for their last tokens."""
@@ -254,7 +244,7 @@ def taught(
     """Return a pool with what the target said of a row's drafts.
 
     Args:
-        pool: the pool.
+        pool: the row's.
         asked: what was drafted.
         nodes: the nodes of the chain, as far as it was scored.
         tree: the children of each node, by token.
@@ -297,7 +287,6 @@ Children = dict[tuple[int, int], int]
 
 
 def _guess(asked: WrittenChain) -> Guess:
-    """Return a chain with phrases behind it."""
     if not asked.phrases:
         return Guess.chain(np.array(asked.chain, np.int64))
     return newest_first([(*asked.chain, *one.tokens) for one in asked.phrases])
@@ -323,12 +312,7 @@ def _walk(tree: Children, node: int, tokens: Sequence[int]) -> list[int]:
 
 
 def _single(given: object) -> LanguageModel:
-    """Return the draft model that is meant.
-
-    Raises:
-        InvalidParameter: it is no single draft model.
-        UnsupportedModel: it cannot decode by lookahead.
-    """
+    """Return the draft model that is meant, if it can decode by lookahead."""
     model: Any = given
     if isinstance(given, Drafter):
         models = owned_models(given)

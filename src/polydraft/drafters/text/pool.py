@@ -1,6 +1,5 @@
 """A pool of n-grams: what followed a token, the newest last."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.contract import digest_of
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
+from polydraft.drafters.text.stores.segment import StoreVocabulary, written_whole
 from polydraft.errors import CheckpointError, InvalidParameter, VocabularyMismatch, is_whole
 
 FORMAT = 1
@@ -22,12 +21,7 @@ Phrase = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Entry:
-    """What followed a token, under a number that it keeps.
-
-    Args:
-        number: no other entry of the pool has or had it.
-        tokens: the tokens.
-    """
+    """The tokens that followed one, under a number that no other entry of the pool has or had, and that it keeps."""
 
     number: int
     tokens: tuple[int, ...]
@@ -134,11 +128,10 @@ class NgramPool:
             InvalidParameter: the file cannot be written.
         """
         goal = Path(path)
-        part = goal.with_name(f".{goal.name}.{os.getpid()}")
         known: dict[str, Any] = {} if self.vocabulary is None else {"vocabulary": _packed(self.vocabulary)}
         every = [(key, one) for key, entries in self.entries.items() for one in entries]
         try:
-            with part.open("wb") as file:
+            with written_whole(goal) as file:
                 np.savez(
                     file,
                     head=np.array([FORMAT, self.level, self.most, self.following], np.int64),
@@ -147,11 +140,8 @@ class NgramPool:
                     tokens=np.array([one.tokens for _, one in every], np.int64).reshape(len(every), self.level - 1),
                     **known,
                 )
-            os.replace(part, goal)
         except OSError as error:
             raise InvalidParameter(f"{goal}: the pool cannot be written there: {error.strerror}.") from error
-        finally:
-            part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> "NgramPool":
@@ -177,11 +167,7 @@ class NgramPool:
 
 
 def _read(kind: type[NgramPool], path: str, arrays: Mapping[str, NDArray]) -> NgramPool:
-    """Return the pool in a file's arrays.
-
-    Raises:
-        CheckpointError: they are not those of a pool.
-    """
+    """Return the pool in a file's arrays, or raise `CheckpointError`."""
     names = ("head", "keys", "numbers", "tokens")
     if missing := [name for name in names if name not in arrays]:
         raise CheckpointError(f"{path} is damaged, or no pool of n-grams: it has no {missing[0]}.")
@@ -212,11 +198,7 @@ def _packed(vocabulary: StoreVocabulary) -> NDArray[np.int64]:
 
 
 def _unpacked(path: str, told: NDArray) -> StoreVocabulary:
-    """Return the vocabulary in a file's numbers.
-
-    Raises:
-        CheckpointError: they are none.
-    """
+    """Return the vocabulary in a file's numbers, or raise `CheckpointError`."""
     size, length, *every = told.tolist() if told.ndim == 1 and len(told) > 1 else (0, 1)
     if length > len(every) or max(every, default=0) > 255:
         raise CheckpointError(f"{path} is damaged: it does not say whose tokens these are.")

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.contract import Defaults, Session, digest_of
-from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, check_count, rows_of
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.probs import SamplingParams
-from polydraft.reading import Features, Text
+from polydraft.reading import Text
 from polydraft.rows import per_row, shared
 from polydraft.schemes import Given
 from polydraft.trees import Chain
@@ -159,8 +159,7 @@ class PredictedDrafter(TextDrafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if not is_whole(self.trusted) or self.trusted < 1:
-            raise InvalidParameter(f"trusted must be a whole number of at least 1, but is {shown(self.trusted)}.")
+        check_count("trusted", self.trusted)
         given = self.prediction
         if isinstance(given, Sequence) and not given:
             raise InvalidParameter("The prediction is empty: give the tokens of a text that the answer will resemble.")
@@ -181,13 +180,13 @@ class PredictedDrafter(TextDrafter):
         Raises:
             InvalidParameter: there are predictions for another number of rows.
         """
-        counts = text.counts
-        rows = self._rows(len(counts))
-        return PredictedState(rows, tuple(PredictionPlace(count, count) for count in counts), session.vocab_size)
-
-    def read(self, state: PredictedState, text: Text, features: Features | None) -> PredictedState:
-        """Keep the places: the whole prompts are known from the start."""
-        return state
+        count = len(text.counts)
+        if not isinstance(self.prediction[0], int | np.integer) and len(self.prediction) != count:
+            raise InvalidParameter(
+                f"There are {len(self.prediction)} predictions for {count} rows; give one for all, or one for each."
+            )
+        rows = tuple(map(self._of_row, range(count)))
+        return PredictedState(rows, tuple(PredictionPlace(known, known) for known in text.counts), session.vocab_size)
 
     def guesses(self, state: PredictedState, text: Text, bounds: Bounds) -> tuple[list[Guess], PredictedState]:
         """Return the rest of every row's prediction."""
@@ -196,7 +195,8 @@ class PredictedDrafter(TextDrafter):
             now = moved(place, own, row, self.trusted)
             places.append(now)
             rest = own[now.at : now.at + min(bounds.depth, bounds.nodes)]
-            found.append(Guess.chain(rest, 0.95) if not now.lost else _scaled(Guess.chain(rest, 0.9), LOST))
+            guess = Guess.chain(rest, 0.9 if now.lost else 0.95)
+            found.append(replace(guess, chances=guess.chances * LOST) if now.lost else guess)
         return found, replace(state, places=tuple(places))
 
     def _of_row(self, row: int) -> NDArray[np.int64]:
@@ -205,20 +205,9 @@ class PredictedDrafter(TextDrafter):
             return np.asarray(self.prediction, np.int64)
         return np.asarray(self.prediction[row] if row < len(self.prediction) else (), np.int64)
 
-    def _rows(self, count: int) -> tuple[NDArray[np.int64], ...]:
-        if not isinstance(self.prediction[0], int | np.integer) and len(self.prediction) != count:
-            raise InvalidParameter(
-                f"There are {len(self.prediction)} predictions for {count} rows; give one for all, or one for each."
-            )
-        return tuple(self._of_row(row) for row in range(count))
-
 
 def _are_tokens(given: object) -> bool:
     listed = given.tolist() if isinstance(given, np.ndarray) else given
     if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not listed:
         return False
     return all(is_whole(one) and 0 <= one < MOST_TOKEN for one in listed)
-
-
-def _scaled(guess: Guess, chance: float) -> Guess:
-    return replace(guess, chances=guess.chances * chance)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.contract import Defaults, Session, digest_of
-from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
-from polydraft.errors import InvalidParameter, is_whole, shown
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, check_count, rows_of
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import counts, per_row, shared
@@ -26,13 +25,7 @@ Table = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class RecyclingState:
-    """What is known of the rows.
-
-    Args:
-        tables: a table for each row, which may be one and the same.
-        vocab_size: the target's number of tokens.
-        read: per row, how many tokens of its prompt were read; 0 for none.
-    """
+    """A table for each row, which may be one and the same, and how many tokens of its prompt were read."""
 
     tables: tuple[Table, ...] = per_row(learnt=True)
     vocab_size: int = shared()
@@ -69,8 +62,7 @@ class RecyclingDrafter(TextDrafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if not is_whole(self.successors) or self.successors < 1:
-            raise InvalidParameter(f"successors must be a whole number of at least 1, but is {shown(self.successors)}.")
+        check_count("successors", self.successors)
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of sixteen guesses."""
@@ -82,7 +74,7 @@ class RecyclingDrafter(TextDrafter):
 
     def start(self, text: Text, session: Session) -> RecyclingState:
         """Return empty tables, or the one that all texts share."""
-        tables = tuple(self._table(session.vocab_size) for _ in text.counts)
+        tables = tuple(self.tables.setdefault(session.vocab_size, {}) if self.shared else {} for _ in text.counts)
         return RecyclingState(tables, session.vocab_size, (0,) * len(tables))
 
     def read(self, state: RecyclingState, text: Text, features: Features | None) -> RecyclingState:
@@ -114,9 +106,6 @@ class RecyclingDrafter(TextDrafter):
             new = {nodes[row][node]: tuple(best[row][node]) for node in [*scored, *path]}
             tables.append(self._with(table, new))
         return replace(state, tables=tuple(tables))
-
-    def _table(self, vocab_size: int) -> Table:
-        return self.tables.setdefault(vocab_size, {}) if self.shared else {}
 
     def _with(self, table: Table, new: Table) -> Table:
         """Return a table with new entries; a row's own is a value, the shared one is written to."""

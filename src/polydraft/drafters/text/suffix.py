@@ -1,36 +1,32 @@
-"""Suffix decoding: what followed wherever the text, or another one before it, ended like this."""
+"""Suffix decoding and retrieval (REST): what followed wherever the text, or another one, ended like this."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.drafters.contract import Defaults, Session
-from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, rows_of
-from polydraft.drafters.text.index import LONGEST, IndexedRows, IndexedText, Occurrences, Tokens
-from polydraft.drafters.text.stores import StoreVocabulary, SuffixStore, shared_store
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, check_count, check_setting, rows_of
+from polydraft.drafters.text.index import LONGEST, IndexedRows, IndexedText, Occurrences, Tokens, as_tokens
+from polydraft.drafters.text.stores.segment import StoreVocabulary
+from polydraft.drafters.text.stores.store import TextStore
+from polydraft.drafters.text.stores.suffix_store import SuffixStore, shared_store
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
 from polydraft.machine_code import compiled
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
-from polydraft.rows import parts, per_row, shared
+from polydraft.rows import per_row
 from polydraft.schemes import Given
 from polydraft.trees import Fixed, TreeShape
 
 
 @dataclass(frozen=True)
 class Continuing:
-    """How occurrences are continued.
-
-    Args:
-        factor: how many tokens are guessed for each token that agrees.
-        offset: how many more.
-        least: the least chance of a path.
-        occurrences: the most occurrences that are looked at.
-    """
+    """How occurrences are continued, by the numbers of `SuffixDrafter`."""
 
     factor: float = 1.0
     offset: float = 0.0
@@ -195,48 +191,31 @@ TREES = Fixed(room_for_paths(16, 12, 4))
 """The usual bounds of its trees."""
 
 
+@dataclass
 class Once:
     """Something that is done once, though the step that does it may be taken again."""
 
-    def __init__(self) -> None:
-        self.done = False
+    done: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class StoredText:
-    """What a store was given of a row's text.
+    """What a store was given of a row's text: how many first tokens; whether the text is over, and was given whole."""
 
-    Args:
-        known: how many of its first tokens.
-        over: whether the text has come to its end.
-        once: whether it was given away in a step that may be taken again.
-    """
-
-    known: int
-    over: bool
-    once: Once
-
-    @classmethod
-    def begun(cls, known: int = 0) -> "StoredText":
-        """Return what holds of a text in progress."""
-        return cls(known, False, Once())
+    known: int = 0
+    over: bool = False
+    given: Once = field(default_factory=Once)
 
     def cut(self, length: int) -> "StoredText":
         """Return what holds behind a part of the text, of which the store may know something."""
-        return StoredText.begun(min(length, self.known))
+        return StoredText(min(length, self.known))
 
 
 @dataclass(frozen=True, eq=False)
-class SuffixState:
-    """The target's number of tokens, what the store was given of each row, and the rows' indices."""
+class SuffixState(IndexedRows):
+    """The rows' indices, and what the store was given of each row."""
 
-    vocab_size: int = shared()
-    rows: tuple[StoredText, ...] = per_row(StoredText.cut)
-    texts: IndexedRows = parts()
-
-    def resumes(self, fresh: "SuffixState") -> bool:
-        """Say yes: it follows from the text, but for what is learnt."""
-        return True
+    stored: tuple[StoredText, ...] = per_row(StoredText.cut)
 
 
 @dataclass(frozen=True)
@@ -281,10 +260,11 @@ class SuffixDrafter(TextDrafter):
     sound = True
 
     def __post_init__(self) -> None:
-        check_longest("longest", self.longest)
-        _check_number("factor", self.factor, 0)
-        _check_number("offset", self.offset, float("-inf"))
-        check_chance(self.least)
+        _check_length("longest", self.longest)
+        factor, offset, least = self.factor, self.offset, self.least
+        check_setting("factor", factor, "a finite number >= 0", holds=_is_finite(factor) and factor >= 0)
+        check_setting("offset", offset, "a finite number", holds=_is_finite(offset))
+        check_setting("least", least, "a number from 0 to 1", holds=_is_finite(least) and 0 <= least <= 1)
         check_count("occurrences", self.occurrences)
         if isinstance(self.store, str | Path):
             object.__setattr__(self, "store", shared_store(self.store))
@@ -311,23 +291,23 @@ class SuffixDrafter(TextDrafter):
         """
         if self._kept is not None:
             self._kept.check(StoreVocabulary.of_target(session))
-        told = tuple(StoredText.begun() for _ in text.counts)
-        return SuffixState(session.vocab_size, told, IndexedRows.begun(session.vocab_size, len(told)))
+        stored = tuple(StoredText() for _ in text.counts)
+        return SuffixState(session.vocab_size, tuple(IndexedText() for _ in stored), stored)
 
     def guesses(self, state: SuffixState, text: Text, bounds: Bounds) -> tuple[list[Guess], SuffixState]:
         """Look every row's end up, but for those that are over."""
-        texts = state.texts.to(rows_of(text))
-        pairs = zip(texts.rows, state.rows, strict=True)
-        found = [Guess.nothing() if told.over else self._of(own, bounds) for own, told in pairs]
-        return found, replace(state, texts=texts)
+        state = state.to(rows_of(text))
+        pairs = zip(state.rows, state.stored, strict=True)
+        return [Guess.nothing() if told.over else self._of(own, bounds) for own, told in pairs], state
 
     def finish(self, state: SuffixState, text: Text, row: int) -> SuffixState:
         """Add a text that is over to the store, once, but for what was added before."""
-        told, length = state.rows[row], text.counts[row]
-        if self._kept is not None and self.keeps and not told.once.done:
-            told.once.done = True
+        told, length = state.stored[row], text.counts[row]
+        if self._kept is not None and self.keeps and not told.given.done:
+            told.given.done = True
             self._kept.add(text.tokens[row, max(0, told.known - self.longest) : length].cpu().numpy())
-        return _with(state, row, StoredText(length, True, told.once))
+        over = StoredText(length, True, told.given)
+        return replace(state, stored=(*state.stored[:row], over, *state.stored[row + 1 :]))
 
     def _of(self, own: IndexedText, bounds: Bounds) -> Guess:
         found = own.occurrences(self.longest)
@@ -337,40 +317,98 @@ class SuffixDrafter(TextDrafter):
         return Continuing(self.factor, self.offset, self.least, self.occurrences).best(sources, bounds)[0]
 
 
-def _with(state: SuffixState, row: int, told: StoredText) -> SuffixState:
-    return replace(state, rows=(*state.rows[:row], told, *state.rows[row + 1 :]))
+PUBLISHED = Fixed(room_for_paths(64, 10, 16))
+"""The published size of the trees of REST."""
 
 
-def check_longest(name: str, value: Any) -> None:
-    """Check a number of tokens to compare.
+@dataclass(frozen=True)
+class RetrievalDrafter(TextDrafter):
+    """Drafts the tree of what most often followed the text's longest end that occurs in a store.
 
-    Raises:
-        InvalidParameter: it is no whole number from 1 to 64.
-    """
-    if not is_whole(value) or not 1 <= value <= LONGEST:
-        raise InvalidParameter(f"{name} must be a whole number from 1 to {LONGEST}, but is {shown(value)}.")
+    The last `longest` tokens are looked for, then one fewer, down to `shortest`; the first that occurs is taken. What
+    followed its occurrences makes a tree by counts, of which the most frequent paths are kept, as many as the policy's
+    trees have nodes.
 
+    Every sampling setting is exact: the drafts are fixed tokens, verified node by node with one draw at each. The
+    published code draws at every place of every path apart and takes the longest path that agrees, which is lossy: of
+    children with probability 0.5, 0.3 and 0.2 it writes 0.675, 0.255 and 0.07.
 
-def check_count(name: str, value: Any) -> None:
-    """Check a number of things.
-
-    Raises:
-        InvalidParameter: it is no whole number of at least 1.
-    """
-    if not is_whole(value) or value < 1:
-        raise InvalidParameter(f"{name} must be a whole number of at least 1, but is {shown(value)}.")
-
-
-def check_chance(value: Any) -> None:
-    """Check the least chance of a path.
+    Args:
+        store: a `TextStore`, or its folder or file; it is only read. `polydraft store build --kind rest` makes one.
+        longest: tokens of the longest end to look for.
+        shortest: tokens of the shortest.
+        occurrences: the most occurrences that are looked at, evenly spread.
+        following: the most tokens that are drafted after one another.
 
     Raises:
-        InvalidParameter: it is no number from 0 to 1.
+        InvalidParameter: a number outside its range, or a store that is none.
+        StoreError: the store cannot be used.
+        VocabularyMismatch: at the start, if the store is of another tokenizer than the target's.
+
+    Source: REST, arXiv 2311.08252.
     """
-    if not is_number(value) or not 0 <= value <= 1:
-        raise InvalidParameter(f"least must be a number from 0 to 1, but is {shown(value)}.")
+
+    store: TextStore | str | Path
+    longest: int = 16
+    shortest: int = 2
+    occurrences: int = 5000
+    following: int = 10
+    name = "rest"
+    sound = True
+
+    def __post_init__(self) -> None:
+        _check_length("longest", self.longest)
+        _check_length("shortest", self.shortest)
+        check_count("occurrences", self.occurrences)
+        check_count("following", self.following)
+        if self.shortest > self.longest:
+            raise InvalidParameter(
+                f"shortest must be no more than longest, but they are {self.shortest} and {self.longest}."
+            )
+        if isinstance(self.store, str | Path):
+            object.__setattr__(self, "store", TextStore(self.store))
+        if not isinstance(self.store, TextStore):
+            raise InvalidParameter(f"store must be a TextStore, or its folder or file, but is {shown(self.store)}.")
+
+    @property
+    def _texts(self) -> TextStore:
+        assert isinstance(self.store, TextStore)
+        return self.store
+
+    def defaults(self, params: SamplingParams) -> Defaults:
+        """Give trees of sixty-four, ten deep, as published."""
+        return Defaults(Given(), PUBLISHED)
+
+    def outside(self, row: int) -> bytes:
+        """Return the digest of the store."""
+        return self._texts.digest()
+
+    def start(self, text: Text, session: Session) -> int:
+        """Begin, with a store of the target's tokens.
+
+        Raises:
+            VocabularyMismatch: the store's are others.
+        """
+        self._texts.check(StoreVocabulary.of_target(session))
+        return session.vocab_size
+
+    def guesses(self, state: int, text: Text, bounds: Bounds) -> tuple[list[Guess], int]:
+        """Look every row's end up."""
+        own = Bounds(bounds.nodes, min(bounds.depth, self.following), bounds.children)
+        contexts = [as_tokens(row[-self.longest :]) for row in rows_of(text)]
+        found = [self._texts.found(context, self.longest) for context in contexts]
+        lengths = [longest_of(one) for one in found]
+        pairs = zip(found, lengths, strict=True)
+        trees = [
+            tree_of(one, size, self.occurrences, own, 0.0) if size >= self.shortest else None for one, size in pairs
+        ]
+        return [one or Guess.nothing() for one in trees], state
 
 
-def _check_number(name: str, value: Any, least: float) -> None:
-    if not is_number(value) or not least <= value < float("inf") or value == float("-inf"):
-        raise InvalidParameter(f"{name} must be a finite number{' >= 0' if least == 0 else ''}, but is {shown(value)}.")
+def _is_finite(value: object) -> bool:
+    return is_number(value) and isfinite(cast(float, value))
+
+
+def _check_length(name: str, value: Any) -> None:
+    holds = is_whole(value) and 1 <= value <= LONGEST
+    check_setting(name, value, f"a whole number from 1 to {LONGEST}", holds=holds)

@@ -5,19 +5,3 @@ backwards: all places that end with a context's last 1, 2, 3, ... tokens lie sid
 which one descent by binary search finds. It is written beside its place and renamed, mapped into memory, and never
 changed.
 """
-
-from polydraft.drafters.text.stores.segment import Segment, write_segment
-from polydraft.drafters.text.stores.store import StoreWriter, TextStore
-from polydraft.drafters.text.stores.suffix_store import SuffixStore, flush_stores, shared_store
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
-
-__all__ = [
-    "Segment",
-    "StoreVocabulary",
-    "StoreWriter",
-    "SuffixStore",
-    "TextStore",
-    "flush_stores",
-    "shared_store",
-    "write_segment",
-]

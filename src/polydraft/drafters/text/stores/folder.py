@@ -17,12 +17,13 @@ from polydraft.drafters.text.stores.segment import (
     HALF,
     HEADER,
     Segment,
+    StoreVocabulary,
     joined_orders,
     place_segment,
     vocabulary_of,
     write_segment,
+    written_whole,
 )
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
 from polydraft.errors import InvalidParameter, StoreError, VocabularyMismatch, is_whole, lowered, shown
 
 BOUND = "bound.json"
@@ -68,21 +69,14 @@ def read_bound(folder: Path) -> Bound | None:
 
 
 def keep_bound(folder: Path, bound: Bound) -> None:
-    """Write a bound into a folder whose lock is held, beside its place first, so that it is never there in part.
+    """Write a bound into a folder whose lock is held, in one piece.
 
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    half = folder / f"{BOUND}.{os.getpid()}{HALF}"
     told = {"version": VERSION, "most_bytes": bound.most_bytes, "checksum": _checksum(bound.most_bytes)}
-    try:
-        with open(half, "w", encoding="ascii") as file:
-            file.write(json.dumps(told) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(half, folder / BOUND)
-    finally:
-        half.unlink(missing_ok=True)
+    with written_whole(folder / BOUND) as file:
+        file.write(f"{json.dumps(told)}\n".encode())
 
 
 def bound_for(folder: Path, asked: int | None, found: int) -> Bound:
@@ -135,14 +129,7 @@ NAME = re.compile(r"(\d{10})-(\d{10})\.segment")
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """A segment's file, and which of the segments that were ever written it holds.
-
-    Args:
-        path: the file.
-        first: the number of the oldest.
-        last: the number of the youngest.
-        size: the file's bytes.
-    """
+    """A segment's file, its bytes, and which of the segments that were ever written it holds: the first to the last."""
 
     path: Path
     first: int
@@ -313,11 +300,7 @@ def _bound(folder: Path, there: Sequence[SegmentPlace], asked: int | None, *, me
 
 
 def _check_all(folder: Path, there: Sequence[SegmentPlace], vocabulary: StoreVocabulary) -> None:
-    """Check that all segments hold a tokenizer's tokens: another process may have written since the store was opened.
-
-    Raises:
-        VocabularyMismatch: one does not.
-    """
+    """Check all segments again: another process may have written since the store was opened."""
     for one in there:
         try:
             theirs = vocabulary_of(one.path)

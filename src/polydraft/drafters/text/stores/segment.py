@@ -1,21 +1,107 @@
-"""A segment: a file of texts that is written once, mapped into memory, and searched by its order."""
+"""A segment: a file of texts of one vocabulary that is written once, mapped into memory, and searched by its order."""
 
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
+from polydraft.drafters.contract import Session
 from polydraft.drafters.text.index import LONGEST, SENTINEL, Ranged, Tokens, as_tokens
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
-from polydraft.errors import InvalidParameter, StoreError, shown
+from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 from polydraft.machine_code import compiled
+from polydraft.models import tokenizer_of
+
+MOST_PADDING = 1024
+"""Models may have so many output rows more than their tokenizers have tokens."""
+
+
+@dataclass(frozen=True)
+class StoreVocabulary:
+    """A tokenizer, as far as a store must know it.
+
+    Args:
+        size: its number of tokens, or the model's; 0 where nothing is known.
+        mark: a fingerprint of its tokens; empty where the tokenizer is not known.
+        name: what it is called in errors.
+
+    Raises:
+        InvalidParameter: `size` is no number of tokens.
+    """
+
+    size: int
+    mark: bytes = b""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.size) or self.size < 0:
+            raise InvalidParameter(
+                f"The size of a vocabulary must be a whole number of at least 0, but is {shown(self.size)}."
+            )
+
+    @classmethod
+    def of(cls, tokenizer: Any, name: str = "") -> "StoreVocabulary":
+        """Return the vocabulary of a Hugging Face tokenizer."""
+        tokens = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+        text = "\n".join(f"{index} {token}" for index, token in tokens)
+        mark = sha256(text.encode(errors="surrogatepass")).digest()
+        return cls(len(tokens), mark, name or str(getattr(tokenizer, "name_or_path", "") or ""))
+
+    @classmethod
+    def of_target(cls, session: Session) -> "StoreVocabulary":
+        """Return the vocabulary of a session's target."""
+        return cls.of_model(network_of(session.target), session.vocab_size)
+
+    @classmethod
+    def of_model(cls, model: nn.Module | None, vocab_size: int) -> "StoreVocabulary":
+        """Return the vocabulary of a network with so many tokens: its tokenizer's where that is on this machine."""
+        found = None if model is None else _of_module(model)
+        return found or cls(vocab_size)
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return f"{self.name or 'a tokenizer without a name'} ({self.size} tokens)"
+
+    def agrees(self, other: "StoreVocabulary") -> bool:
+        """Tell whether two vocabularies may be one: by their fingerprints if both are known, else by their sizes."""
+        if self.mark and other.mark:
+            return self.mark == other.mark
+        return not (self.size and other.size) or abs(self.size - other.size) <= MOST_PADDING
+
+    def with_known(self, other: "StoreVocabulary") -> "StoreVocabulary":
+        """Return the one of two that agree of which more is known."""
+        return other if (other.mark and not self.mark) or not self.size else self
+
+
+def network_of(model: Any) -> nn.Module | None:
+    """Return the network inside a reader, a clock or a model of ours; None if there is none."""
+    while model is not None and not isinstance(model, nn.Module):
+        model = getattr(model, "model", None)
+    return model
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, StoreVocabulary | None] = WeakKeyDictionary()
+"""The vocabularies of models that were asked for: to read a tokenizer takes a moment."""
+
+
+def _of_module(module: nn.Module) -> StoreVocabulary | None:
+    if module not in _KNOWN:
+        tokenizer = tokenizer_of(module)
+        name = str(getattr(module, "name_or_path", "") or "")
+        _KNOWN[module] = None if tokenizer is None else StoreVocabulary.of(tokenizer, name)
+    return _KNOWN[module]
 
 
 def backward_order(tokens: Tokens) -> NDArray[np.uint32]:
@@ -215,7 +301,7 @@ def joined(texts: Sequence[NDArray]) -> NDArray[np.uint32]:
 
 
 def write_segment(path: Path, tokens: NDArray[np.uint32], texts: int, vocabulary: StoreVocabulary) -> int:
-    """Write a segment beside its place, then give it its name, so that it is never there in part; return its bytes.
+    """Write a segment in one piece; return its bytes.
 
     Args:
         path: its place; what is there is replaced.
@@ -233,19 +319,30 @@ def place_segment(
     path: Path, tokens: NDArray[np.uint32], order: NDArray[np.uint32], texts: int, vocabulary: StoreVocabulary
 ) -> int:
     """Write a segment of which the order is known; see `write_segment`."""
-    half = path.with_name(f"{path.name}.{os.getpid()}{HALF}")
     head = _packed(len(tokens), texts, _checksum(tokens, order), vocabulary)
+    with written_whole(path) as file:
+        file.write(head)
+        file.write(tokens.data.cast("B"))
+        file.write(order.data.cast("B"))
+    return HEADER.size + 8 * len(tokens)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file beside its place, which gets its name when all was written, so that it is never there in part.
+
+    Raises:
+        OSError: it cannot be written; what was there stays, and nothing is left behind.
+    """
+    half = path.with_name(f"{path.name}.{os.getpid()}{HALF}")
     try:
         with open(half, "wb") as file:
-            file.write(head)
-            file.write(tokens.data.cast("B"))
-            file.write(order.data.cast("B"))
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(half, path)
     finally:
         half.unlink(missing_ok=True)
-    return HEADER.size + 8 * len(tokens)
 
 
 def _packed(count: int, texts: int, checksum: int, vocabulary: StoreVocabulary) -> bytes:
@@ -255,11 +352,7 @@ def _packed(count: int, texts: int, checksum: int, vocabulary: StoreVocabulary) 
 
 
 def _header(path: Path, head: bytes) -> tuple:
-    """Return a header's fields.
-
-    Raises:
-        StoreError: it is none, or of another version.
-    """
+    """Return a header's fields, or raise `StoreError`."""
     if head[:8] != MAGIC[: len(head)] or not head:
         raise StoreError(f"{path} is no store of texts: it does not begin as one.")
     if len(head) < HEADER.size:
@@ -273,7 +366,6 @@ def _header(path: Path, head: bytes) -> tuple:
 
 
 def _vocabulary(told: tuple) -> StoreVocabulary:
-    """Return the vocabulary of a header's fields."""
     width, mark, name = told[2], *told[6:8]
     return StoreVocabulary(width, mark.rstrip(b"\0"), name.rstrip(b"\0").decode(errors="replace"))
 

@@ -2,8 +2,8 @@
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ from polydraft.drafters.text.stores.folder import (
     places,
     unmerged,
 )
-from polydraft.drafters.text.stores.segment import Segment, joined, stored
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
+from polydraft.drafters.text.stores.segment import Segment, StoreVocabulary, joined, stored
 from polydraft.errors import InvalidParameter, StoreError, is_whole, shown
 
 CHUNK = 1 << 25
@@ -111,7 +110,7 @@ class TextStore:
         return [one.found(context, longest) for one in self.segments]
 
 
-class StoreWriter:
+class StoreWriter(AbstractContextManager):
     """Fill a folder with texts, chunk by chunk; what was added is whole whenever it ends, also by Ctrl-C.
 
     Args:
@@ -193,10 +192,5 @@ class StoreWriter:
         if left is not None:
             warnings.warn(unmerged(self.folder, left), RuntimeWarning, stacklevel=2)
 
-    def __enter__(self) -> "StoreWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()

@@ -5,10 +5,10 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, RLock
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ from polydraft.drafters.text.stores.folder import (
     places,
     unmerged,
 )
-from polydraft.drafters.text.stores.segment import Segment, joined, stored
-from polydraft.drafters.text.stores.tokenizer import StoreVocabulary
+from polydraft.drafters.text.stores.segment import Segment, StoreVocabulary, joined, stored
 from polydraft.errors import InvalidParameter, PolydraftError, StoreError, VocabularyMismatch, is_whole, shown
 
 FLUSHED = 1 << 15
@@ -101,13 +100,12 @@ class _Buffer:
 
 
 def _begun(room: int) -> TextIndex:
-    """Return an index with the first sentinel."""
     index = TextIndex(room)
     index.add(joined([]))
     return index
 
 
-class SuffixStore:
+class SuffixStore(AbstractContextManager):
     """Texts of the past in a folder, to find what followed wherever a text ended as another one ends now.
 
     Texts are added when they are over. They are searchable at once, and written as a segment when `FLUSHED` tokens have
@@ -239,12 +237,7 @@ class SuffixStore:
         """Write what was added; the store may be used again."""
         self.flush()
 
-    def __enter__(self) -> "SuffixStore":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def found(self, context: Tokens, longest: int = LONGEST) -> list[Occurrences]:
@@ -279,11 +272,7 @@ class SuffixStore:
         return True
 
     def _look(self, *, strict: bool = False) -> None:
-        """Open what is new in the folder and forget what is gone.
-
-        Raises:
-            StoreError: a segment cannot be used, if that is to be told; else it is left out.
-        """
+        """Open what is new in the folder and forget what is gone; if strict, raise for a segment that is of no use."""
         self._looked = time.monotonic()
         try:
             changed = os.stat(self.folder).st_mtime_ns

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.drafters.contract import Decoder, Defaults, Drafter, DraftRequest, Session
+from polydraft.drafters.contract import Decoder, Defaults, Drafter, DraftRequest, Session, loop_inside
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.models import LanguageModel, check_same_size
 from polydraft.probs import SamplingParams, sent
@@ -88,13 +88,8 @@ class NestedDrafter(Drafter):
                 f"The middle model has {own_size} tokens and the target {session.vocab_size}: what it writes beyond "
                 "these could not be verified."
             )
-        if session.decoder is None:
-            raise InvalidParameter(
-                f"The {self.name} drafter needs a decode loop (Session.decoder), but was given none."
-            )
-        own = replace(session, params=self.params or session.params, target=None, sources=None)
-        given = (self.middle, self.drafter, self.verifier, self.policy, text, own)
-        return NestedState(session.decoder, session.decoder.begin(*given))
+        decoder, own = loop_inside(self.name, session, self.params or session.params)
+        return NestedState(decoder, decoder.begin(self.middle, self.drafter, self.verifier, self.policy, text, own))
 
     def read(self, state: NestedState, text: Text, features: Features | None) -> NestedState:
         """Read the prompts but for their last tokens."""

@@ -20,8 +20,8 @@ from polydraft.drafters import (
     Session,
     merge_beside,
 )
-from polydraft.drafters.routing.split import PRIOR_DRAFTS, RowHistory, best_split, worth_of_budgets, worth_of_levels
-from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
+from polydraft.drafters.several.merge import PRIOR_DRAFTS, RowHistory, best_split, worth_of_budgets, worth_of_levels
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, given
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text

@@ -26,7 +26,7 @@ from polydraft.drafters import (
     RoutedDrafter,
     SuffixDrafter,
 )
-from polydraft.drafters.text import Guess, given
+from polydraft.drafters.text.guess import Guess, given
 from polydraft.engine import Planner
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel

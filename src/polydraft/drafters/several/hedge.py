@@ -3,37 +3,27 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, isfinite, log
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from polydraft.drafters.contract import (
-    Defaults,
-    Drafter,
-    DraftRequest,
-    Needs,
-    Session,
-    drafts_name,
-    is_sound,
-    owned_models,
-    owned_networks,
+from polydraft.drafters.contract import Drafter, DraftRequest, Needs, Session, owned_models, owned_networks
+from polydraft.drafters.several.route import (
+    OTHER,
+    PLAIN,
+    Choice,
+    RouteDrafter,
+    RouteState,
+    check_several,
+    sound_beside_guesses,
+    written_by,
 )
-from polydraft.drafters.routing.together import SeveralDrafters
-from polydraft.drafters.text import Bounds, Guess, TextDrafter, given
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.recycling import RecyclingDrafter
+from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.errors import InvalidParameter, is_number, shown
 from polydraft.models import weight_bytes
-from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
-from polydraft.rows import parts, per_row, scratch, shared
-from polydraft.schemes import Given, Scheme, require_scheme
-from polydraft.trees import (
-    BestFirst,
-    Draft,
-    LearningPolicy,
-    Piece,
-    Pieces,
-    in_pieces,
-    restricted,
-    rows_found,
-)
+from polydraft.rows import per_row, shared
 
 Sleeper = TypeVar("Sleeper")
 
@@ -94,8 +84,6 @@ def _log_sum(values: Collection[float]) -> float:
     return most + log(sum(exp(value - most) for value in values))
 
 
-PLAIN, OTHER = -1, -2
-"""Experts that are no text drafter: no draft at all, and the other drafter."""
 CLASSES = (0.5, 1.0, 2.0, 4.0)
 """Between these promises, in expected tokens, a member counts as another expert."""
 BELIEVED = (0.25, 0.35, 0.4, 0.6, 0.8)
@@ -115,17 +103,14 @@ LEAST_COST = 0.25
 """The least cost of a pass of the other drafter, in passes of the target: however few weights it has, its many small
 operations take time. SmolLM2's head takes 0.27, the embedded draft model 0.12 a level."""
 Expert = tuple[int, int]
-"""A member's number, or one of the above, and the class of its promise."""
+"""A member's number, `PLAIN` or `OTHER`, and the class of its promise."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What a row's text has shown of the experts.
+    """What a row's text has shown of the experts: log weights, the other drafter's mean gain, and how often it drafted.
 
-    Args:
-        weights: the logarithms of their weights; one that is not named has what it begins with.
-        gain: the mean gain of the other drafter where it was asked.
-        asked: how often that was.
+    An expert whose weight is not named has what it begins with.
     """
 
     weights: Mapping[Expert, float] = field(default_factory=dict)
@@ -152,33 +137,23 @@ class Offer:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class RoutedState:
-    """The members' states, the other drafter's, the rows' standings, and what is offered in the step at hand.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoutedState(RouteState):
+    """The same, and what was learnt.
 
     Args:
-        members: the members' states.
-        other: the other drafter's; None without one.
-        vocab_size: the target's number of tokens.
-        standings: per row.
+        standings: the rows'.
         cost: of a pass of the other drafter, in passes of the target.
         trust: the share of `BELIEVED` that is believed.
-        rounds: per row, in the step at hand.
-        asked: the rows for which the other drafter drafts in it.
     """
 
-    members: tuple[Any, ...] = parts()
-    other: Any = parts()
-    vocab_size: int = shared()
     standings: tuple[Standing, ...] = per_row(learnt=True)
     cost: float = shared()
     trust: float = shared()
-    rounds: tuple[Offer, ...] = scratch(())
-    asked: tuple[int, ...] = scratch(())
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedDrafter(SeveralDrafters):
+class RoutedDrafter(RouteDrafter):
     """Lets every member guess and takes the guesses of one of them, row by row: of those that would have brought most.
 
     Once a step is over, the text itself says what each member's guesses would have brought. So all are judged in every
@@ -228,112 +203,74 @@ class RoutedDrafter(SeveralDrafters):
     overhead: float = 0.15
     name: str = field(init=False)
     needs: Needs = field(init=False)
+    sound = property(sound_beside_guesses)
 
     def __post_init__(self) -> None:
-        check_members(self.members, "A route")
-        check_other(self.other, "A route")
+        check_several(self, "A route")
         numbers = (self.rate, self.sure, self.price, self.overhead)
         if not all(is_number(one) and isfinite(one) for one in numbers) or min(numbers[:2]) <= 0 or min(numbers) < 0:
             raise InvalidParameter(
                 f"rate and sure must be positive, price and overhead not negative, but are "
                 f"{', '.join(map(shown, numbers[:3]))} and {shown(self.overhead)}."
             )
-        names, other = names_of(self.members, " or "), self.other
+        names, other = " or ".join(one.name for one in self.members), self.other
         name = f"route ({names})" if other is None else f"route-first ({names}, else {other.name})"
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "needs", Needs() if other is None else other.needs)
 
-    @property
-    def sound(self) -> bool:
-        """Whether the other drafter's drafts are sound; guesses always are."""
-        return self.other is None or is_sound(self.other)
-
-    @property
-    def own_name(self) -> str:
-        """The other drafter's: guesses name their member."""
-        return self.name if self.other is None else drafts_name(self.other)
-
-    def defaults(self, params: SamplingParams) -> Defaults | None:
-        """Return what suits the other drafter; without one, trees of eight guesses."""
-        if self.other is not None:
-            return self.other.defaults(params)
-        return Defaults(Given(), BestFirst(8, depth=8, children=4))
-
-    def check(self, scheme: Scheme) -> None:
-        """Raise `UnpairedScheme` where the other drafter does; without one, unless the scheme is `Given`."""
-        if self.other is not None:
-            self.other.check(scheme)
-        else:
-            require_scheme(scheme, (Given,), "A route between text drafters")
-
     def start(self, text: Text, session: Session) -> RoutedState:
-        """Start all members and the other drafter."""
-        members = tuple(one.start(text, session) for one in self.members)
-        other = None if self.other is None else self.other.start(text, session)
-        standings = (Standing(),) * len(text.counts)
-        trust = TRUST_WHEN_SAMPLING if session.params.temperature else 1.0
-        return RoutedState(members, other, session.vocab_size, standings, relative_cost(self.other, session), trust)
+        """Start all."""
+        return RoutedState(
+            *self.first_states(text, session),
+            session.vocab_size,
+            standings=(Standing(),) * len(text.counts),
+            cost=relative_cost(self.other, session),
+            trust=TRUST_WHEN_SAMPLING if session.params.temperature else 1.0,
+        )
 
-    def draft(self, state: RoutedState, request: DraftRequest) -> tuple[Draft | Pieces, RoutedState]:
-        """Let all members guess, choose for every row, and let the other drafter draft where it was chosen."""
-        text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
-        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
-            return self._unlooked(state, request)
-        bounds = Bounds.of(policy)
+    def choose(self, state: RoutedState, request: DraftRequest) -> tuple[list[Choice], RoutedState]:
+        """Let all members guess, and choose for every row."""
+        scheme, policy, bounds = request.scheme, request.policy, Bounds.of(request.policy)
         if self.other is not None:
             bounds = replace(bounds, depth=max(bounds.depth, min(LONG, bounds.nodes)))
         if not (scheme.deterministic or scheme.several_rows):
             bounds = bounds.chains()
-        offers, members = self._offers(state, text, bounds)
-        draws = noise.fork(ROUTE_STREAM).uniform().tolist()
+        offers, members = self._offers(state, request.text, bounds)
+        draws = request.noise.fork(ROUTE_STREAM).uniform().tolist()
         passes = 0 if self.other is None else self.other.needs.passes or policy.shape.depth
         seconds = 1 + state.cost * passes + self.overhead + self.price * policy.most_drafts
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)
-        sources = [self.members[one.choice[0]].name if one.choice[0] >= 0 else "" for one in rounds]
-        found = [one.offers[one.choice].found_by(source) for one, source in zip(rounds, sources, strict=True)]
-        looked = policy.rows_with_lookup(found) if isinstance(policy, LearningPolicy) else rows_found(policy, found)
-        return self._drafted(replace(state, members=members, rounds=rounds), request, looked)
+        choices = [(one.choice[0], one.offers[one.choice]) for one in rounds]
+        return choices, replace(state, members=members, rounds=rounds)
 
     def commit(self, state: RoutedState, step: Step) -> RoutedState:
         """Judge all experts by the text, let members learn, and tell the other drafter of its own drafts.
 
         There is nothing to judge in a step for which nobody asked this drafter, because another one had drafts for all
-        rows; what a head has to read then comes all the same. Where nothing was to be looked up, members do not learn
-        either: that takes time too.
+        rows; what a head has to read then comes all the same.
         """
-        unlooked = bool(state.asked) and not state.rounds
-        pairs = zip(self.members, state.members, strict=True)
-        members = state.members if unlooked else tuple(one.commit(own, step) for one, own in pairs)
-        other, seen = state.other, step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
-        if self.other is not None and (state.asked or self.needs.layers):
-            other = self.other.commit(state.other, seen)
-        emitted = (step.whole or step.verdict).tokens(step.tree).tolist()
         standings = list(state.standings)
-        for row, (one, path) in enumerate(zip(state.rounds, emitted, strict=True) if state.rounds else ()):
+        for row, (one, path) in enumerate(zip(state.rounds, written_by(step), strict=True) if state.rounds else ()):
             if row not in step.others:  # else whether it is told of the row hangs on the row's neighbours
-                standings[row] = self._judged(one, [token for token in path if token >= 0], row in state.asked)
-        return replace(state, members=members, other=other, standings=tuple(standings), rounds=(), asked=())
+                standings[row] = self._judged(one, path, row in state.asked)
+        return replace(super().commit(state, step), standings=tuple(standings))
 
     def _offers(
         self, state: RoutedState, text: Text, bounds: Bounds
     ) -> tuple[list[dict[Expert, Guess]], tuple[Any, ...]]:
-        """Return what each row is offered, and the members' states."""
         offers: list[dict[Expert, Guess]] = [{} for _ in text.counts]
-        states = list[Any]()
-        for number, (one, own) in enumerate(zip(self.members, state.members, strict=True)):
-            found, after = one.guesses(own, text, bounds)
-            states.append(after)
-            for row, guess in enumerate(found):
+        found, states = self.guessed(state, text, bounds)
+        for number, guesses in enumerate(found):
+            for row, guess in enumerate(guesses):
                 kept = guess.within(bounds, state.vocab_size)
                 if len(kept):
                     offers[row][number, class_of(kept)] = kept
-        return offers, tuple(states)
+        return offers, states
 
     def _round(
         self, offers: dict[Expert, Guess], standing: Standing, draw: float, seconds: float, trust: float
     ) -> Offer:
-        """Choose for a row."""
         hopes = {
             expert: self._value(trust * BELIEVED[expert[1]] * guess.promise, len(guess))
             for expert, guess in offers.items()
@@ -348,45 +285,7 @@ class RoutedDrafter(SeveralDrafters):
         law = choice_law(weights, every)
         return Offer(every, replace(standing, weights=weights), law, chosen(law, draw), seconds)
 
-    def _unlooked(self, state: RoutedState, request: DraftRequest) -> tuple[Draft | Pieces, RoutedState]:
-        """Let the other drafter draft for all rows, and nobody guess: there is nothing to judge in this step."""
-        if self.other is None:
-            nothing = Draft.nothing(request.text.last(), apart=request.scheme.several_rows)
-            return nothing, replace(state, rounds=(), asked=())
-        draft, inner = self.other.draft(state.other, request)
-        return draft, replace(state, other=inner, rounds=(), asked=tuple(range(len(request.text.counts))))
-
-    def _drafted(
-        self, state: RoutedState, request: DraftRequest, looked: Collection[int]
-    ) -> tuple[Draft | Pieces, RoutedState]:
-        """Return the guesses of the rows that take some, and the other drafter's drafts for those that are its own."""
-        own: dict[int, list[int]] = {}
-        for row, one in enumerate(state.rounds):
-            unasked = PLAIN if self.other is None or one.choice[0] == PLAIN else OTHER
-            own.setdefault(one.choice[0] if row in looked else unasked, []).append(row)
-        asked = tuple(own.pop(OTHER, ()))
-        pieces = [self._piece(number, rows, state.rounds, request) for number, rows in own.items()]
-        inner = state.other
-        if asked and self.other is not None:
-            # its draws for other rows are nobody's, so that these rows' own streams stay where they are
-            rows = [row if row in asked else -1 for row in range(len(state.rounds))]
-            theirs = replace(request, noise=request.noise.of(rows)) if own else request
-            draft, inner = self.other.draft(inner, theirs)
-            pieces += restricted(in_pieces(draft), asked)
-        after = replace(state, other=inner, asked=asked)
-        return (pieces[0].draft if len(pieces) == 1 else Pieces(tuple(pieces))), after
-
-    def _piece(self, number: int, rows: Sequence[int], rounds: Sequence[Offer], request: DraftRequest) -> Piece:
-        """Return the guesses of one member for the rows that take them; of none, roots alone."""
-        text, scheme = request.text, request.scheme
-        own = text if len(rows) == len(rounds) else text.of(rows)
-        if number == PLAIN:
-            return Piece(tuple(rows), Draft.nothing(own.last(), apart=scheme.several_rows))
-        draft = given(own, [rounds[row].offers[rounds[row].choice] for row in rows], scheme)
-        return Piece(tuple(rows), replace(draft, source=self.members[number].name))
-
     def _judged(self, one: Offer, path: Sequence[int], asked: bool) -> Standing:
-        """Return a row's standing after a step."""
         standing, gains = one.standing, dict[Expert, float]()
         for expert, guess in one.offers.items():
             gains[expert] = _gain(self._value(guess.followed(path), len(guess)))
@@ -427,33 +326,20 @@ def relative_cost(other: Drafter | None, session: Session) -> float:
     return max(LEAST_COST, sum(sizes) / whole) if known else LEAST_COST
 
 
-def check_members(members: object, who: str) -> None:
-    """Check that drafters can be asked for guesses that nobody has to score first.
+def usual_members() -> tuple[TextDrafter, ...]:
+    """Return prompt lookup, suffix decoding and token recycling, with nothing learnt from other texts.
 
-    Raises:
-        InvalidParameter: there is none, or one is no text drafter or brings riders.
+    Suffix decoding drafts more than its authors' servers do, whose passes are full: it brought more of the tokens on
+    both models that were measured (docs/drafting_without_training.md).
     """
-    if not isinstance(members, tuple) or not members:
-        raise InvalidParameter(
-            f"{who} needs a tuple of text drafters, such as (NgramDrafter(),), but its members are {shown(members)}."
-        )
-    for one in cast(tuple[object, ...], members):
-        if not isinstance(one, TextDrafter) or one.needs.riders:
-            raise InvalidParameter(f"{who} is of text drafters without riders, and a member {shown(one)} is none.")
+    return NgramDrafter(), SuffixDrafter(factor=2, offset=1), RecyclingDrafter()
 
 
-def check_other(other: object, who: str) -> None:
-    """Check that what may draft beside text drafters is a drafter.
-
-    Raises:
-        InvalidParameter: it is something else.
-    """
-    if not isinstance(other, Drafter | None):
-        raise InvalidParameter(
-            f"{who} takes a drafter such as ModelDrafter(...) as other, or None, not {shown(other)}."
-        )
+def route() -> RoutedDrafter:
+    """Return a route between the usual text drafters."""
+    return RoutedDrafter(usual_members())
 
 
-def names_of(drafters: Sequence[Drafter], between: str) -> str:
-    """Return the drafters' names."""
-    return between.join(one.name for one in drafters)
+def route_first(other: Drafter) -> RoutedDrafter:
+    """Return a route between the usual text drafters and another drafter."""
+    return RoutedDrafter(usual_members(), other)

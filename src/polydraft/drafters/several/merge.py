@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import accumulate
 from typing import Any
 
-from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session, is_sound
-from polydraft.drafters.routing.routed import check_members, check_other, names_of
-from polydraft.drafters.routing.split import RowHistory, best_split, worth_of_budgets, worth_of_levels, written_by
-from polydraft.drafters.routing.together import SeveralDrafters
-from polydraft.drafters.text import Bounds, Guess, TextDrafter, given, merged
+from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
+from polydraft.drafters.several.hedge import RoutedDrafter, usual_members
+from polydraft.drafters.several.route import USUAL, SeveralDrafters, check_several, sound_beside_guesses, written_by
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter, given, merged
 from polydraft.errors import InvalidParameter, UnpairedScheme, is_number, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Step, Text
 from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import Given, Product, Scheme, require_scheme
 from polydraft.trees import (
-    BestFirst,
     Branches,
     Chain,
     Draft,
@@ -31,18 +32,102 @@ from polydraft.trees import (
     restricted,
 )
 
-USUAL = BestFirst(8, depth=8, children=4)
-"""The bounds of guesses where nobody names any: on two cores a pass over more tokens took longer than it brought."""
+PRIOR_DRAFTS = 4
+"""How many drafts the hope counts as, beside those that were tried."""
+
+
+@dataclass(frozen=True)
+class RowHistory:
+    """What finished steps of a row have shown of the other drafter.
+
+    Args:
+        tried: how many of its drafts were compared with the text: those that stood where the text came by.
+        kept: how many of them the text went on with.
+    """
+
+    tried: int = 0
+    kept: int = 0
+
+    def chance(self, hope: float) -> float:
+        """Return the chance that the next draft is kept, from 0.01 to 0.99 in steps of a hundredth."""
+        chance = (PRIOR_DRAFTS * hope + self.kept) / (PRIOR_DRAFTS + self.tried)
+        return min(99, max(1, round(100 * chance))) / 100
+
+    def after(self, both: Branches, row: int, written: Sequence[int]) -> "RowHistory":
+        """Return the same after a step.
+
+        Args:
+            both: the joint draft, the other drafter's nodes being the first's.
+            row: the row in it.
+            written: the tokens that the step wrote.
+        """
+        tree = both.draft.tree
+        mine, parents, tokens = (one[row].tolist() for one in (both.first & tree.valid, tree.parents, tree.tokens))
+        at, tried, kept = 0, self.tried, self.kept
+        for token in written:
+            below = [node for node, own in enumerate(mine) if node and own and parents[node] == at]
+            place = next((place for place, node in enumerate(below) if tokens[node] == token), -1)
+            tried += place + 1 if place >= 0 else len(below)
+            if place < 0:
+                break
+            at, kept = below[place], kept + 1
+        return RowHistory(tried, kept)
+
+
+def best_split(own: Sequence[tuple[int, float]], guesses: Sequence[float], nodes: int) -> int:
+    """Return how many nodes the other drafter gets: as many as bring most together with the guesses beside them.
+
+    Args:
+        own: the sizes that its tree may have, rising, and how many of its drafts are expected to be accepted then.
+        guesses: the chances of the guesses, falling.
+        nodes: the nodes of both.
+    """
+    beside = [0.0, *accumulate(guesses)]
+    worth = [value + beside[min(nodes - size, len(guesses))] for size, value in own]
+    return own[max(range(len(own)), key=lambda place: (worth[place], place))][0]
+
+
+@lru_cache(maxsize=1024)
+def worth_of_levels(shape: TreeShape, chance: float) -> tuple[tuple[int, float], ...]:
+    """Return the sizes of a shape's first 1, 2, ... levels, and how many drafts of each are expected to be accepted.
+
+    A draft is accepted with the chance `chance`, where the one above it was and its earlier siblings were not.
+    """
+    reached, found, size, value = [1.0], list[tuple[int, float]](), 0, 0.0
+    for level in shape.counts:
+        reached = [
+            above * chance * (1 - chance) ** rank
+            for above, count in zip(reached, level, strict=False)
+            for rank in range(count)
+        ]
+        size, value = size + len(reached), value + sum(reached)
+        found.append((size, value))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def worth_of_budgets(nodes: int, depth: int, children: int, chance: float) -> tuple[tuple[int, float], ...]:
+    """Return the budgets 1, 2, ... and how many drafts of a tree grown with each are expected to be accepted, likewise.
+
+    The rows that the tree will follow are not known yet; it is taken to have the places that are best on average.
+    """
+    waiting, found, value = [(-chance, 1, 0)], list[tuple[int, float]](), 0.0
+    while waiting and len(found) < nodes:
+        worth, level, rank = heappop(waiting)
+        value -= worth
+        found.append((len(found) + 1, value))
+        if level < depth:
+            heappush(waiting, (worth * chance, level + 1, 0))
+        if rank + 1 < children:
+            heappush(waiting, (worth * (1 - chance), level, rank + 1))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
 class MergedState:
-    """What everybody knows.
+    """The states of members and other drafter, the target's number of tokens, and what is known of the rows.
 
     Args:
-        members: the members' states.
-        other: the other drafter's; None without one.
-        vocab_size: the target's number of tokens.
         kept: per row, what finished steps have shown of the other drafter.
         joint: the step's joint trees by rows.
     """
@@ -56,13 +141,9 @@ class MergedState:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who gets how many nodes in a step.
+    """The other drafter's trees for all rows, and per row how many nodes of these count, and the most children of one.
 
-    Args:
-        own: the other drafter's trees, for all rows.
-        drafts: per row, how many nodes of these count: those of its first levels, or as many as its tree may grow.
-        most_children: per row, the most children that a node of these can have.
-        grows: whether the trees grow.
+    Those of its first levels count, or as many as its tree may grow.
     """
 
     own: TreePolicy
@@ -104,24 +185,19 @@ class MergedDrafter(SeveralDrafters):
     hope: float = 0.7
     name: str = field(init=False)
     needs: Needs = field(init=False)
+    sound = property(sound_beside_guesses)
 
     def __post_init__(self) -> None:
-        check_members(self.members, "A merge")
-        check_other(self.other, "A merge")
+        check_several(self, "A merge")
         if not is_number(self.hope) or not 0 < self.hope < 1:
             raise InvalidParameter(f"hope must be between 0 and 1, but is {shown(self.hope)}.")
         if self.other is not None and self.other.needs.riders:
             raise InvalidParameter(f"A merge has no place for the riders of {self.other.name}.")
         other = self.other
-        names = names_of([*self.members, *([other] if other else [])], " and ")
+        names = " and ".join(one.name for one in (*self.members, *([other] if other else [])))
         name = f"merge ({names})" if other is None else f"merge-beside ({names})"
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "needs", Needs() if other is None else replace(other.needs, branches=True))
-
-    @property
-    def sound(self) -> bool:
-        """Whether the other drafter's drafts are sound; guesses always are."""
-        return self.other is None or is_sound(self.other)
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give trees of eight guesses; with another drafter its own, under `Product` where its drafts are drawn."""
@@ -145,18 +221,17 @@ class MergedDrafter(SeveralDrafters):
             )
 
     def start(self, text: Text, session: Session) -> MergedState:
-        """Start everybody."""
-        members = tuple(one.start(text, session) for one in self.members)
-        other = None if self.other is None else self.other.start(text, session)
-        return MergedState(members, other, session.vocab_size, (RowHistory(),) * len(text.counts))
+        """Start all."""
+        return MergedState(*self.first_states(text, session), session.vocab_size, (RowHistory(),) * len(text.counts))
 
     def draft(self, state: MergedState, request: DraftRequest) -> tuple[Draft | Pieces, MergedState]:
-        """Let everybody draft, and put it into one tree for each row."""
+        """Let all draft, and put it into one tree for each row."""
         text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         if not policy.shape.counts:
             return Draft.nothing(text.last(), apart=scheme.several_rows), state
         bounds = Bounds.of(policy)
-        guesses, members = self._guessed(state, text, bounds)
+        found, members = self.guessed(state, text, bounds)
+        guesses = [merged(row).within(bounds, state.vocab_size) for row in zip(*found, strict=True)]
         after = replace(state, members=members)
         if self.other is None:
             return given(text, guesses, scheme), after
@@ -174,7 +249,7 @@ class MergedDrafter(SeveralDrafters):
 
     def commit(self, state: MergedState, step: Step) -> MergedState:
         """Let members learn from the whole step, and the other drafter from what was kept of its own nodes."""
-        members = tuple(one.commit(own, step) for one, own in zip(self.members, state.members, strict=True))
+        members = self.taught(state, step)
         if self.other is None:
             return replace(state, members=members)
         own, learnt = step, list(state.kept)
@@ -193,22 +268,7 @@ class MergedDrafter(SeveralDrafters):
         other = self.other.commit(state.other, own)
         return replace(state, members=members, other=other, kept=tuple(learnt), joint=())
 
-    def _guessed(self, state: MergedState, text: Text, bounds: Bounds) -> tuple[list[Guess], tuple[Any, ...]]:
-        """Return every row's guesses within their budget, and the members' states."""
-        found, states = list[list[Guess]](), list[Any]()
-        for one, own in zip(self.members, state.members, strict=True):
-            guesses, after = one.guesses(own, text, bounds)
-            found.append(guesses)
-            states.append(after)
-        rows = [merged(row).within(bounds, state.vocab_size) for row in zip(*found, strict=True)]
-        return rows, tuple(states)
-
     def _split(self, policy: TreePolicy, whole: Bounds, kept: Sequence[RowHistory], guesses: Sequence[Guess]) -> Split:
-        """Return how the nodes of every row are split.
-
-        Raises:
-            InvalidParameter: the trees have neither a fixed shape nor a budget.
-        """
         chances = [one.chance(self.hope) for one in kept]
         shape, grows = policy.largest, isinstance(policy, GrowingPolicy)
         worth = [
@@ -238,3 +298,22 @@ def _shares(draft: Draft | Pieces, split: Split) -> list[tuple[Piece, int]]:
             most = own.draft.most_children and min(own.draft.most_children, split.most_children[own.rows[0]])
             found.append((Piece(own.rows, cut(own.draft, drafts, most, counted=split.grows)), drafts))
     return found
+
+
+def merge() -> MergedDrafter:
+    """Return the usual text drafters in one tree."""
+    return MergedDrafter(usual_members())
+
+
+def merge_beside(other: Drafter) -> MergedDrafter:
+    """Return the usual text drafters and another drafter in one tree."""
+    return MergedDrafter(usual_members(), other)
+
+
+def route_before(first: TextDrafter, drafter: Drafter) -> RoutedDrafter:
+    """Return a route between a text drafter and any other, which is a member if it can be."""
+    if isinstance(drafter, RoutedDrafter) or (isinstance(drafter, MergedDrafter) and drafter.other is None):
+        return RoutedDrafter((first, *drafter.members), drafter.other)
+    if isinstance(drafter, TextDrafter) and not drafter.needs.riders:
+        return RoutedDrafter((first, drafter))
+    return RoutedDrafter((first,), drafter)

@@ -111,7 +111,7 @@ def test_the_other_drafter_reads_what_it_has_missed() -> None:
             state = drafter.commit(state, step_of(text_of(row), Draft.nothing(text_of(row).last()), nothing))
             row = [*row, token]
     text = text_of(row)
-    assert state.inner.reader.read == (8,) and text.counts == (15,)
+    assert state.other.reader.read == (8,) and text.counts == (15,)
     found, expected = drafted(drafter, text, TopK(), state), drafted(own, text, TopK())
     assert torch.equal(found.tree.tokens, expected.tree.tokens)
     torch.testing.assert_close(found.probs, expected.probs, rtol=0, atol=1e-12)
@@ -128,9 +128,9 @@ def test_a_route_books_no_lookup_as_a_draft_of_its_other_drafter() -> None:
         tree = stacked_tree([(piece.rows, piece.draft.tree) for piece in in_pieces(draft)])
         verdict = Verdict(torch.tensor([[1, 2], [-1, -1], [1, -1]]), torch.tensor([2, 0, 1]), torch.tensor([8, 1, 1]))
         step = replace(step_of(text, in_pieces(draft)[0].draft, verdict), tree=tree)
-        standings = drafter.commit(after, step).inner.standings
-        assert [one.asked for one in standings] == [row in {*after.inner.asked} - {0} for row in range(3)]
-        booked = [count + (row in after.inner.asked) for row, count in enumerate(booked)]
+        standings = drafter.commit(after, step).other.standings
+        assert [one.asked for one in standings] == [row in {*after.other.asked} - {0} for row in range(3)]
+        booked = [count + (row in after.other.asked) for row, count in enumerate(booked)]
     assert min(booked) > 0  # the case is met
 
 

@@ -11,8 +11,8 @@ import torch
 from doubles import step_of
 
 from polydraft.drafters import DraftRequest, RoutedDrafter, Session
-from polydraft.drafters.routing import choice_law, hedged
-from polydraft.drafters.text import Bounds, Guess, TextDrafter
+from polydraft.drafters.several.hedge import choice_law, hedged
+from polydraft.drafters.text.guess import Bounds, Guess, TextDrafter
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given

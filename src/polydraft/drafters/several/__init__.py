@@ -1,0 +1,1 @@
+"""Several drafters for one text: one of them for every step, or all in one tree."""
