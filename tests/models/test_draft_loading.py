@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import polydraft
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import HuggingFaceModel, check_same_source, load_draft, loading
-from polydraft.models.weights import WATCHING
+from polydraft.models.anatomy import WATCHING
 
 VOCAB = len(tiny_tokenizer())
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])

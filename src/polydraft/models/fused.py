@@ -11,14 +11,12 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from polydraft.errors import UnsupportedModel
+from polydraft.models.anatomy import HEAD, LARGE, can_pack, check_layer, chosen_precision, function_of, packed_product
 from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.derived import Int8Linear, int8_product
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import Forward, Layer
-from polydraft.models.layers import HEAD, check_layer
-from polydraft.models.packing import LARGE, can_pack, packed_product
-from polydraft.models.weights import chosen_precision, function_of
 
 FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """The models of one anatomy: root mean square norms, rotated keys, gated SiLU layers."""

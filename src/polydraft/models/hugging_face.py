@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models.anatomy import check_packed, observed_layers
 from polydraft.models.cache import TreeCache
-from polydraft.models.chains import (
+from polydraft.models.chain_models import (
     HANDED,
     HandedCache,
     RememberingCache,
@@ -21,23 +22,31 @@ from polydraft.models.chains import (
     scored_by_count,
     without,
 )
-from polydraft.models.checks import (
-    check_model,
-    check_trial,
-    counts_itself,
+from polydraft.models.checks.layout import (
+    FULL,
+    KeyWindow,
     device_of,
     evaluating,
     for_logits,
     is_offloaded,
     kept_by,
+    settings_of,
+    sizes_of,
+    windows_of,
 )
-from polydraft.models.checks.layout import FULL, KeyWindow, settings_of, sizes_of, windows_of
-from polydraft.models.derived.copying import kept, without_layers
+from polydraft.models.checks.supported import check_model, counts_itself
+from polydraft.models.checks.trial import check_trial
+from polydraft.models.derived import kept, without_layers
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
-from polydraft.models.layers import observed_layers
-from polydraft.models.packing import check_packed
-from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
-from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
+from polydraft.models.sources import (
+    ReadPrompt,
+    check_not_again,
+    crossing,
+    decoder_inputs,
+    encoded_for,
+    is_encoder_decoder,
+    moved,
+)
 
 SWITCHING, SWITCH = ("longrope", "su"), "original_max_position_embeddings"
 """Rotations with one set of frequencies for short passes and one for long ones, and the setting that says how long."""

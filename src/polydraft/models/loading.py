@@ -25,21 +25,20 @@ from transformers import (
 
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch, hint
 from polydraft.fetched import SHIPPED, is_derived
-from polydraft.models.checkpoints import (
+from polydraft.models.anatomy import pack_linear_layers
+from polydraft.models.checkpoints.folders import (
     Source,
     check_tokenizer_files,
     check_weights,
     find,
-    held_back,
     is_gguf,
     read_config,
-    reason,
 )
-from polydraft.models.checks import check_architecture
+from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
+from polydraft.models.checkpoints.silence import held_back, reason
+from polydraft.models.checks.supported import check_architecture
 from polydraft.models.derived import check_word, derived
-from polydraft.models.gguf import alone, check_gguf, unpacked
 from polydraft.models.hugging_face import HuggingFaceModel
-from polydraft.models.packing import pack_linear_layers
 
 MOST_PADDING = 1024
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

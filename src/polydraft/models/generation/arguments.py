@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
-from polydraft.models.sources.prompts import OF_DECODERS, own_inputs
+from polydraft.models.generation.prompts import OF_DECODERS, own_inputs
 
 HONOURED = frozenset(
     """

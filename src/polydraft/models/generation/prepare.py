@@ -5,6 +5,7 @@ expansion for several return sequences) and then calls `f`. polydraft is such an
 `generate` keeps its name, its default and its meaning.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from transformers.generation.logits_process import (
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
+    MaxTimeCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -33,7 +35,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.checks import check_model, evaluating, sees
+from polydraft.models.checks.layout import evaluating
+from polydraft.models.checks.supported import check_model, sees
 from polydraft.models.generation.arguments import (
     DRAFTING,
     REFUSED,
@@ -43,12 +46,41 @@ from polydraft.models.generation.arguments import (
     check_config,
     require_count,
 )
-from polydraft.models.generation.criteria import Criterion, is_of_rows
 from polydraft.models.generation.processors import RowProcessor, row_processors
-from polydraft.models.grammar import GrammarLogitsProcessor, grammar_processor
-from polydraft.models.sources.encoded import is_encoder_decoder
-from polydraft.models.sources.prompts import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
+from polydraft.models.generation.prompts import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
+from polydraft.models.grammar.masks import GrammarLogitsProcessor, grammar_processor
+from polydraft.models.sources import is_encoder_decoder
 from polydraft.probs import SamplingParams
+
+Criterion = Callable[..., Any]
+KEEPS_NOTHING = (MaxTimeCriteria, StopStringCriteria)
+"""Hugging Face's criteria whose answer depends on the row and the clock alone; a class derived from one may not."""
+
+
+def is_of_rows(criterion: Criterion) -> bool:
+    """Tell whether a criterion may be asked for each row alone: by its very class, or as it says `stateless = True`.
+
+    All others see all rows together, as Hugging Face's `generate` shows them.
+    """
+    return type(criterion) in KEEPS_NOTHING or getattr(criterion, "stateless", False) is True
+
+
+def copied_criterion(criterion: Criterion) -> Criterion:
+    """Return a copy of a criterion, for a text of its own; itself if it is asked for rows alone.
+
+    Raises:
+        InvalidParameter: it cannot be copied.
+    """
+    if is_of_rows(criterion):
+        return criterion
+    try:
+        return copy.deepcopy(criterion)
+    except Exception as error:
+        name = getattr(criterion, "__name__", None) or type(criterion).__name__
+        raise InvalidParameter(
+            f"The stopping criterion {name} cannot be copied for each prompt; call polydraft.generate for each."
+        ) from error
+
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 COUNTS = ("max_new_tokens", "max_length", "num_return_sequences")

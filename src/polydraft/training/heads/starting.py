@@ -12,7 +12,7 @@ from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.ends import HeadEnds
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Layer
-from polydraft.models.layers import check_layer
+from polydraft.models.anatomy import check_layer
 from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.targets import TargetEnds
 
