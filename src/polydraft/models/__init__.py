@@ -42,7 +42,7 @@ from polydraft.models.generation.prompts import (
     sources_of,
 )
 from polydraft.models.grammar.grammar import Grammar
-from polydraft.models.hugging_face import HuggingFaceModel, same_model
+from polydraft.models.hugging_face import HuggingFaceModel, check_memory, module_of, same_model, weight_bytes
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.loading import (
     Pair,
@@ -57,7 +57,6 @@ from polydraft.models.loading import (
     shipped_head,
     tokenizer_of,
 )
-from polydraft.models.memory import check_memory, module_of, weight_bytes
 from polydraft.models.text.conversation import (
     Conversation,
     Message,

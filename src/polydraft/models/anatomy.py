@@ -74,7 +74,7 @@ def anatomy_of(model: nn.Module) -> tuple[object, ...]:
             if kind in PLAIN:
                 found.append((name, value))
             elif name in OWN_HOOKS:
-                found += ((name, key) for key, hook in value.items() if not _watches(hook))
+                found += ((name, key) for key, hook in value.items() if not getattr(hook, WATCHING, False))
             elif isinstance(value, PreTrainedConfig):
                 configs[id(value)] = value
             else:
@@ -86,10 +86,6 @@ def anatomy_of(model: nn.Module) -> tuple[object, ...]:
 def chosen_precision(device: torch.device) -> torch.dtype | None:
     """Return the precision that `torch.autocast` chooses for passes on a device; None where it does not."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-
-
-def _watches(hook: object) -> bool:
-    return getattr(hook, WATCHING, False)
 
 
 def _told(value: Any) -> object:
@@ -128,13 +124,12 @@ def _mark(weights: list[Tensor]) -> int:
         found = _sample(weight)
         if found is not None:
             samples.setdefault((found.device, found.dtype), []).append(found)
-    return sum(map(_hashed, samples.values()))
-
-
-def _hashed(samples: list[Tensor]) -> int:
-    bits = torch.cat(samples).long()
-    places = torch.arange(1, len(bits) + 1, device=bits.device)
-    return int(((bits ^ (bits >> 32)) * (places * MIXING)).sum())
+    total = 0
+    for each in samples.values():
+        bits = torch.cat(each).long()
+        places = torch.arange(1, len(bits) + 1, device=bits.device)
+        total += int(((bits ^ (bits >> 32)) * (places * MIXING)).sum())
+    return total
 
 
 def _sample(weight: Tensor) -> Tensor | None:
@@ -170,11 +165,7 @@ def observed_layers(
     """Note the hidden states of some layers during a pass; `modules` are all parts of the model.
 
     Hugging Face's own list of hidden states has the last layer's behind the norm only, so that hooks are used. A pass
-    of another thread over the same model meets these hooks too, and is not noted.
-
-    Raises:
-        InvalidParameter: the model has no such layer.
-        UnsupportedModel: the model's layers are not in one list, or its head has no input.
+    of another thread over the same model meets these hooks too, and is not noted. Errors are those of `watch_layers`.
     """
     found = _OfOneThread()
     hooks = watch_layers(model, layers, found, modules)
@@ -223,7 +214,7 @@ def layers_of(model: Any, modules: Sequence[nn.Module] | None = None) -> nn.Modu
 
 def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Float[Tensor, "b n d"]]) -> Any:
     def behind(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        found.update({layer: _first(output)})
+        found.update({layer: output if isinstance(output, Tensor) else output[0]})
 
     def before(_module: nn.Module, inputs: tuple[Any, ...], *named: dict[str, Any]) -> None:
         # torch leaves the named ones out of another thread's pass while the thread that made this hook removes it
@@ -242,10 +233,6 @@ def _hook(model: Any, layer: Layer, listed: nn.ModuleList, found: dict[Layer, Fl
     if layer == len(listed):
         return listed[-1].register_forward_hook(behind)
     return listed[layer].register_forward_pre_hook(before, with_kwargs=True)
-
-
-def _first(output: Any) -> Float[Tensor, "b n d"]:
-    return output if isinstance(output, Tensor) else output[0]
 
 
 MOST_BYTES = 1 << 30
@@ -276,22 +263,15 @@ class PackedLinear(nn.Linear):
             return functional.linear(input, self.weight, self.bias)  # the compiler packs weights itself
         rows = input.numel() // self.in_features
         worth_it = rows > 1 or self.weight.numel() >= LARGE
-        usable = input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu") and self._is_current()
+        usable = input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        usable = usable and (self.weight.data_ptr(), self.weight._version) == self.origin
         if not worth_it or torch.is_grad_enabled() or not usable:
             return functional.linear(input, self.weight, self.bias)
         flat = input.reshape(rows, self.in_features)
         return _multiplied(flat, self.packed, self.bias).view(*input.shape[:-1], self.out_features)
 
-    def _is_current(self) -> bool:
-        return (self.weight.data_ptr(), self.weight._version) == self.origin
-
     def __getstate__(self) -> dict[str, object]:
-        return {
-            **self.__dict__,
-            "packed": None,
-            "origin": None,
-            "mark": None,
-        }  # a packed matrix cannot be copied or stored
+        return {**self.__dict__, "packed": None, "origin": None, "mark": None}  # packed, it cannot be copied or stored
 
 
 def check_packed(model: nn.Module) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache as TransformersCache
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
@@ -24,11 +25,9 @@ Place = tuple[int, str, int]
 class States:
     """The states of a batch of texts; nobody writes to them.
 
-    A text of which nothing was read has zeros.
-
     Args:
         places: where each tensor belongs.
-        tensors: the states, rows first.
+        tensors: the states, rows first; zeros of a text of which nothing was read.
     """
 
     places: tuple[Place, ...]
@@ -108,6 +107,10 @@ class WholeCache(TreeCache):
         super().__init__(layers, batch, capacity + 1, shapes, placed=placed)
         self.config, self.starts = config, tuple[int, ...]()
 
+    def empty(self, batch: int, capacity: int) -> Self:
+        """Return an empty cache of the same kind."""
+        return type(self)(self.config, self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of slots in use, the new ones not counted, of a single row.
 
@@ -153,22 +156,17 @@ class RememberingCache(WholeCache):
     `WholeCache`.
     """
 
-    def __init__(
-        self, config: Any, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False
-    ) -> None:
-        super().__init__(config, layers, batch, capacity, shapes, placed=placed)
+    def __init__(self, config: Any, *given: Any, **named: Any) -> None:
+        super().__init__(config, *given, **named)
         self.layers: list[Any] = list(DynamicCache(config=config).layers)
-
-    def empty(self, batch: int, capacity: int) -> "RememberingCache":
-        """Return an empty cache of the same kind."""
-        return RememberingCache(self.config, self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
 
     def states(self) -> States | None:
         """Return what the last pass left; None before the first one."""
         places: list[Place] = []
         found: list[Tensor] = []
-        for layer in self._remembering():
-            held = self.layers[layer]
+        for layer, held in enumerate(self.layers):
+            if not isinstance(held, LinearAttentionCacheLayerMixin):
+                continue
             for kind, states in ((CONV, held.conv_states), (RECURRENT, held.recurrent_states)):
                 for number, state in states.items():
                     if state is not None:
@@ -190,9 +188,6 @@ class RememberingCache(WholeCache):
             else:
                 held.recurrent_states[number], held.is_recurrent_states_initialized[number] = state.clone(), True
 
-    def _remembering(self) -> list[int]:
-        return [place for place, layer in enumerate(self.layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
-
 
 @lru_cache(maxsize=8)
 def listed_cache(own: type[TransformersCache]) -> type[WholeCache]:
@@ -208,15 +203,9 @@ class _Listed(WholeCache):
 
     linear_cache: list[Any]
 
-    def __init__(
-        self, config: Any, layers: int, batch: int, capacity: int, shapes: Any = None, *, placed: bool = False
-    ) -> None:
-        super().__init__(config, layers, batch, capacity, shapes, placed=placed)
+    def __init__(self, config: Any, *given: Any, **named: Any) -> None:
+        super().__init__(config, *given, **named)
         self.linear_cache = []
-
-    def empty(self, batch: int, capacity: int) -> TreeCache:
-        """Return an empty cache of the same kind."""
-        return type(self)(self.config, self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
 
     def states(self) -> States | None:
         """Return what the last pass left; None before the first one."""
@@ -249,10 +238,6 @@ class HandedCache(WholeCache):
     """No keys: the states that the last pass handed back, each tensor with the rows first."""
 
     held: list[Tensor] | None = None
-
-    def empty(self, batch: int, capacity: int) -> "HandedCache":
-        """Return an empty cache of the same kind."""
-        return HandedCache(self.config, self.shape[0], batch, capacity - 1, self.shapes, placed=self.placed)
 
     def states(self) -> States | None:
         """Return what the last pass left; None before the first one."""
@@ -288,8 +273,7 @@ def row_by_row(score: Callable[[int, HandedCache], Forward], cache: HandedCache)
     found = [score(row, one) for row, one in enumerate(own)]
     held = [one.held or [] for one in own]
     cache.held = [torch.cat(rows) for rows in zip(*held, strict=True)]
-    hidden: dict[Layer, Tensor] = {layer: torch.cat([one.hidden[layer] for one in found]) for layer in found[0].hidden}
-    return Forward(torch.cat([one.logits for one in found]), hidden)
+    return _joined(found, 0)
 
 
 Score = Callable[[Tensor, Tensor, TreeCache, Tensor | None, int], Forward]
@@ -307,10 +291,7 @@ def without(token: int, score: Score) -> Score:
             own, at = slice(place, place + 1), first + place
             cache.place(torch.tensor([at]), 1, at + 1)
             found.append(score(tokens[:, own], positions[:, own], cache, None if given is None else given[:, own], 0))
-        hidden: dict[Layer, Tensor] = {
-            layer: torch.cat([one.hidden[layer] for one in found], dim=1) for layer in found[0].hidden
-        }
-        return Forward(torch.cat([one.logits for one in found], dim=1)[:, -keep:], hidden)
+        return _joined(found, 1, keep)
 
     return scored
 
@@ -339,28 +320,23 @@ def scored_by_count(
         cache.first = firsts[0]
         return score(tokens, positions, cache, embeddings, keep)
     most = min(context, cache.shape[2])
-    rows = [_row(score, row, first, tokens, positions, cache, embeddings, most) for row, first in enumerate(firsts)]
-    hidden: dict[Layer, Tensor] = {layer: torch.cat([one.hidden[layer] for one in rows]) for layer in rows[0].hidden}
-    return Forward(torch.cat([one.logits for one in rows])[:, -keep:], hidden)
+
+    def scored(row: int, first: int) -> Forward:
+        first = min(first, most - 1)  # a chain that begins behind the context is no text, and its logits do not matter
+        width = min(tokens.shape[1], most - first)
+        own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
+        own.place(torch.tensor([first]), width, first + width)
+        found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given, 0)
+        behind = (0, 0, 0, tokens.shape[1] - width)
+        hidden: dict[Layer, Tensor] = {layer: pad(states, behind) for layer, states in found.hidden.items()}
+        return Forward(pad(found.logits, behind), hidden)
+
+    return _joined([scored(row, first) for row, first in enumerate(firsts)], 0, keep)
 
 
-def _row(
-    score: Score,
-    row: int,
-    first: int,
-    tokens: Int[Tensor, "b n"],
-    positions: Int[Tensor, "b n"],
-    cache: TreeCache,
-    embeddings: Float[Tensor, "b n d"] | None,
-    most: int,
-) -> Forward:
-    first = min(first, most - 1)  # a chain that begins behind the context is no text, and its logits do not matter
-    width = min(tokens.shape[1], most - first)
-    own, given = cache.of_row(row), None if embeddings is None else embeddings[row : row + 1, :width]
-    own.place(torch.tensor([first]), width, first + width)
-    found = score(tokens[row : row + 1, :width], positions[row : row + 1, :width], own, given, 0)
-    behind = (0, 0, 0, tokens.shape[1] - width)
+def _joined(passes: Sequence[Forward], axis: int, keep: int = 0) -> Forward:
+    """Return passes over rows (axis 0) or tokens (1) as one, with the last `keep` logits of each row, or all."""
     hidden: dict[Layer, Tensor] = {
-        layer: torch.nn.functional.pad(states, behind) for layer, states in found.hidden.items()
+        layer: torch.cat([one.hidden[layer] for one in passes], axis) for layer in passes[0].hidden
     }
-    return Forward(torch.nn.functional.pad(found.logits, behind), hidden)
+    return Forward(torch.cat([one.logits for one in passes], axis)[:, -keep:], hidden)

@@ -66,7 +66,6 @@ def twin_of(model: Model) -> Model:
 
 
 def _shared(value: Any, deepest: int = 3) -> Iterator[Any]:
-    """Yield what hangs on a module, or on a container of it, and is not copied."""
     inside: Any = vars(value) if isinstance(value, nn.Module) else value
     for one in cast(list[Any], list(inside.values()) if isinstance(inside, dict) else list(inside)):
         if not isinstance(one, COPIED):
@@ -112,16 +111,12 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
         yield
     finally:
         if held:
-            _let_go(held)
-
-
-def _let_go(held: Sequence[nn.Module]) -> None:
-    with _LOCK:
-        for one in held:
-            _HELD[id(one)] = _HELD.get(id(one), 1) - 1
-            if not _HELD[id(one)]:
-                del _HELD[id(one)]
-                one.training = True
+            with _LOCK:
+                for one in held:
+                    _HELD[id(one)] = _HELD.get(id(one), 1) - 1
+                    if not _HELD[id(one)]:
+                        del _HELD[id(one)]
+                        one.training = True
 
 
 PLACE = "polydraft_kept"
@@ -249,7 +244,6 @@ def _goes_on(model: PreTrainedModel, text: Mapping[str, Any], word: str, cache: 
 
 
 def _bytes(held: Sequence[Any]) -> int:
-    """Return how much memory tensors take; what is none takes nothing."""
     return sum(one.numel() * one.element_size() for one in held if isinstance(one, torch.Tensor))
 
 
@@ -287,12 +281,12 @@ class KeyWindow:
         return self.kind not in KEYLESS
 
     def seen(
-        self, mask: Bool[Tensor, "b n m"], queries: Int[Tensor, "b n"], keys: Int[Tensor, "b m"]
+        self, mask: Bool[Tensor, "b n m"], queries: Int[Tensor, "b n"], keys: Int[Tensor, "b s"] | None
     ) -> Bool[Tensor, "b n m"]:
-        """Return which of the visible keys are read, given the positions of queries and keys."""
-        if self.size is None:
+        """Return which of the visible keys are read, given the positions of queries and of the keys in all slots."""
+        if self.size is None or keys is None or mask.shape[-1] <= self.size:
             return mask
-        queries, keys = queries.unsqueeze(-1), keys.unsqueeze(-2)
+        queries, keys = queries.unsqueeze(-1), keys[:, : mask.shape[-1]].unsqueeze(-2)
         if self.kind == CHUNKED:
             return mask & (queries // self.size == keys // self.size)
         return mask & (queries - keys < self.size)

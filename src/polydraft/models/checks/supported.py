@@ -77,11 +77,7 @@ def _inside(model: nn.Module) -> nn.Module | None:
 
 
 def _check_adapters(model: Any) -> None:
-    """Check that PEFT's adapters are all in the layers of the model inside.
-
-    Raises:
-        UnsupportedModel: they are not.
-    """
+    """Check that PEFT's adapters are all in the layers of the model inside."""
     name, known = type(model).__name__, getattr(model, "peft_config", None)
     for config in known.values() if isinstance(known, dict) else ():
         kind = str(getattr(config, "peft_type", "")).rpartition(".")[2]
@@ -140,11 +136,7 @@ def check_model(model: object) -> PreTrainedModel:
 
 
 def _check_bare(model: nn.Module) -> None:
-    """Check that a model is not a wrapper of an unknown kind, which hands its arguments on.
-
-    Raises:
-        UnsupportedModel: it is; the text says what to pass.
-    """
+    """Check that a model is not a wrapper of an unknown kind, which hands its arguments on."""
     held = held_by(model)
     if held is not None and cache_name(held[1]) not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(

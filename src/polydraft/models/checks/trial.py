@@ -222,9 +222,6 @@ def _followed(model: PreTrainedModel, door: TriedModel) -> Windows | None:
 
     They are narrowed on a copy of the model, whose configuration nobody else reads. Layers may have noted the size of
     their window themselves, so that theirs is narrowed too.
-
-    Raises:
-        Exception: whatever the model's code raises, in its own pass or in ours with each of the candidates.
     """
     config = model.config.get_text_config()
     if not settings_of(config):
@@ -240,7 +237,7 @@ def _followed(model: PreTrainedModel, door: TriedModel) -> Windows | None:
     for windows in candidates(config):
         narrow.windows = narrowed(windows, NARROW)
         try:
-            ours = _scored(narrow, tokens, paths)
+            ours = _as_tree(narrow, tokens) if narrow.facts.branches else as_chains(narrow, paths)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  masks of another form than the model takes may fail in any way
@@ -273,7 +270,11 @@ def _try(model: PreTrainedModel, door: TriedModel) -> str | None:
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
     if door.facts.branches:
-        _check_tree(model, _as_tree(door, tokens), plain)
+        if _parts(model, _as_tree(door, tokens), plain):
+            raise UnsupportedModel(
+                f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
+                "does not follow the attention masks and position ids that it is given."
+            )
         return tried_crowd(door)
     try:
         _check_chains(model, door, paths, plain)
@@ -285,27 +286,9 @@ def _try(model: PreTrainedModel, door: TriedModel) -> str | None:
     return tried_crowd(door)
 
 
-def _check_tree(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> None:
-    """Check that a model scores a tree as it scores the texts of its paths.
-
-    Raises:
-        UnsupportedModel: it does not.
-    """
-    if _parts(model, tree, plain):
-        raise UnsupportedModel(
-            f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
-            "does not follow the attention masks and position ids that it is given."
-        )
-
-
 def _check_chains(
     model: PreTrainedModel, door: LanguageModel, paths: Int[Tensor, "2 n"], plain: Float[Tensor, "2 n V"]
 ) -> None:
-    """Check that a model goes on from what it remembers.
-
-    Raises:
-        UnsupportedModel: it does not.
-    """
     name, agreeing = type(model).__name__, _agreeing(model)
     if any(_bounds_steps(part) for part in model.modules()):
         raise UnsupportedModel(
@@ -330,10 +313,6 @@ def _bounds_steps(part: Any) -> bool:
     return isinstance(limit, tuple) and bool(limit) and isinstance(limit[0], float) and limit[0] > 0
 
 
-def _scored(door: LanguageModel, tokens: Int[Tensor, " t"], paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
-    return _as_tree(door, tokens) if door.facts.branches else as_chains(door, paths)
-
-
 def _texts(door: LanguageModel) -> tuple[Int[Tensor, " t"], Int[Tensor, "2 n"]]:
     """Return the tokens of the tree, and the texts of its paths."""
     ordinary = door.facts.vocab_size // 3  # first and last tokens are often special
@@ -345,17 +324,14 @@ def _texts(door: LanguageModel) -> tuple[Int[Tensor, " t"], Int[Tensor, "2 n"]]:
 def _parts(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> bool:
     """Tell whether a tree's logits are further from those of its paths than rounding explains."""
     other = _difference(plain[0, -1], plain[1, -1])
-    rounding = _rounding(model) * _spread(plain)
-    return _difference(tree, plain) > NOTICEABLE * other + rounding
+    rounding = HALF_ROUNDING if _in_half(model) else ROUNDING
+    return _difference(tree, plain) > NOTICEABLE * other + rounding * _spread(plain)
 
 
 def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
     """Return the logits of whole texts, at positions from 0 as Hugging Face's `generate` gives them.
 
     A model that reads prompts in both directions is asked for a prompt of one token and then writes the others.
-
-    Raises:
-        UnsupportedModel: the model returns logits of other tokens than it reads.
     """
     places, told = torch.arange(paths.shape[1], device=paths.device).expand_as(paths), for_logits(model)
     if reads_prompts_both_ways(model):
@@ -363,7 +339,7 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
         steps = zip(paths.split(1, dim=1), places.split(1, dim=1), strict=True)
         found = [model(input_ids=one, position_ids=at, use_cache=True, **cache, **told) for one, at in steps]
         return torch.cat([one.logits for one in found], dim=1).float()
-    given = {"position_ids": places} if _takes(model, "position_ids") else {}
+    given = {"position_ids": places} if "position_ids" in inspect.signature(model.forward).parameters else {}
     text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}
     logits = model(**text, use_cache=False, **given, **told).logits.float()
     if logits.shape[1] != paths.shape[1]:
@@ -404,12 +380,7 @@ def _difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float
 
 
 def _spread(logits: Float[Tensor, "..."]) -> float:
-    """Return how far logits are from their mean."""
     return _difference(logits, logits.mean(-1, keepdim=True))
-
-
-def _rounding(model: PreTrainedModel) -> float:
-    return HALF_ROUNDING if _in_half(model) else ROUNDING
 
 
 def _agreeing(model: PreTrainedModel) -> float:
@@ -418,10 +389,6 @@ def _agreeing(model: PreTrainedModel) -> float:
 
 def _in_half(model: PreTrainedModel) -> bool:
     return torch.finfo(chosen_precision(device_of(model)) or model.dtype).bits < 32
-
-
-def _takes(model: PreTrainedModel, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
 
 
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:
