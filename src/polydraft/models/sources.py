@@ -132,7 +132,7 @@ def encoded_rows(
             states[row : row + 1],
             None if mask is None else mask[row : row + 1],
             encoder,
-            {name: _row_of(value, row, rows) for name, value in inputs.items()},
+            {name: row_of(value, row, rows) for name, value in inputs.items()},
             _beside(prepared["encoder_outputs"], row, rows),
         )
         for row in range(rows)
@@ -149,7 +149,7 @@ def _beside(made: Any, row: int, rows: int) -> dict[str, Tensor]:
     }
 
 
-def _row_of(value: Tensor, row: int, rows: int) -> Tensor:
+def row_of(value: Tensor, row: int, rows: int) -> Tensor:
     """Return one row of a tensor that has a row for each input; several returned sequences share one."""
     place = row * len(value) // rows
     return value[place : place + 1]

@@ -211,7 +211,6 @@ def _contents(cell: CellType) -> object:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's numbers."""
     flat = tensor.detach().cpu().contiguous().flatten()
     return blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).digest()
 
@@ -314,7 +313,6 @@ def _serves_rows(
     prompt: Int[Tensor, "1 t"],
     vocab_size: int,
 ) -> bool:
-    """Tell whether two texts side by side get the answers that each gets alone."""
     try:
         others, theirs = _led(forked(processor), prompt, vocab_size, 1)
         twin = forked(processor)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,53 +16,32 @@ from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in, cache_name, evaluating, for_logits
 from polydraft.models.checks.supported import reads_prompts_both_ways, sees
 from polydraft.models.checks.trial import agree
-from polydraft.models.language_model import Facts, Forward
+from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.sources import ReadPrompt, encoded_rows, is_encoder_decoder
-
-
-@runtime_checkable
-class PromptReader(Protocol):
-    """A model as the engine runs it."""
-
-    model: PreTrainedModel
-    uncounted: int | None
-
-    @property
-    def facts(self) -> Facts:
-        """What the model says of itself."""
-        ...
-
-    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
-        """Return an empty cache."""
-        ...
-
-    def forward(self, *given: Any, **named: Any) -> Forward:
-        """Score tokens."""
-        ...
 
 
 @torch.no_grad()
 def read_prompts(
-    door: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]
+    target: HuggingFaceModel, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]
 ) -> list[ReadPrompt | None]:
     """Read prompts by the model's own code, and check on their last tokens that a text can go on from there.
 
     Args:
-        door: the model.
+        target: the model.
         input_ids: the prompts, padded.
         prepared: the inputs of the model that Hugging Face's `generate` prepared.
 
     Raises:
         UnsupportedModel: the model's own code fails, or what it needs of an image later is not in its keys.
     """
-    if door.facts.remembers and input_ids.shape[1] == 1:
+    if target.facts.remembers and input_ids.shape[1] == 1:
         return [None] * len(input_ids)  # the only token is the first tree's root
-    if door.facts.remembers:
-        return [_with_states(door, input_ids, prepared)]
-    (rows, width), model = input_ids.shape, door.model
+    if target.facts.remembers:
+        return [_with_states(target, input_ids, prepared)]
+    (rows, width), model = input_ids.shape, target.model
     mask = prepared.get("attention_mask")
     real = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device).long()
-    cache = door.new_cache(rows, width)
+    cache = target.new_cache(rows, width)
     logits, positions = _own_pass(model, input_ids, prepared, cache)
     found: list[ReadPrompt | None] = []
     for row in range(rows):
@@ -71,27 +50,27 @@ def read_prompts(
         place = _position(model, positions, row, last, len(slots))
         read = ReadPrompt(own, len(slots), place - len(slots) + 1)
         if logits.shape[1] == width or last == width - 1:  # else its logits were not asked for
-            _check(door, input_ids[row, last], logits[row, last - width], read)
+            _check(target, input_ids[row, last], logits[row, last - width], read)
         found.append(read)
     return found
 
 
-def _with_states(door: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> ReadPrompt:
+def _with_states(target: HuggingFaceModel, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> ReadPrompt:
     """Read all of a prompt but the last token, behind which the states of layers without keys are wanted."""
-    model, (rows, length) = door.model, input_ids.shape
+    model, (rows, length) = target.model, input_ids.shape
     if rows > 1 or prepared.get("attention_mask") is not None:
         raise UnsupportedModel(
             f"{type(model).__name__} remembers in states, so prompts with images are read one by one: give one row "
             "without padding and ask for one text, or call polydraft.generate_many."
         )
-    whole = door.new_cache(1, length)
+    whole = target.new_cache(1, length)
     logits, positions = _own_pass(model, input_ids, prepared, whole)
     shorter = {name: prepared[name][..., :-1] for name in BY_TOKEN if prepared.get(name) is not None}
-    cache = door.new_cache(1, length)
+    cache = target.new_cache(1, length)
     _own_pass(model, input_ids[:, :-1], {**prepared, **shorter}, cache)
     offset = _position(model, positions, 0, length - 1, length) - length + 1
     read = ReadPrompt(cache, length, offset, cache.states())
-    _check(door, input_ids[0, -1], logits[0, -1], read)
+    _check(target, input_ids[0, -1], logits[0, -1], read)
     return read
 
 
@@ -102,10 +81,6 @@ def _own_pass(
 
     Returns:
         logits, of the last tokens or of all; and the positions that the model was given.
-
-    Raises:
-        InvalidParameter: the model's own code refuses its inputs.
-        UnsupportedModel: it fails.
     """
     rows, width = input_ids.shape
     mask = prepared.get("attention_mask")
@@ -137,20 +112,15 @@ def _position(model: PreTrainedModel, positions: Tensor | None, row: int, last: 
     return int(own[-1])
 
 
-def _check(door: PromptReader, token: Int[Tensor, ""], own: Float[Tensor, " V"], read: ReadPrompt) -> None:
-    """Score a prompt's last token again, as text.
-
-    Raises:
-        UnsupportedModel: its logits are others than in the model's own pass.
-    """
+def _check(target: HuggingFaceModel, token: Int[Tensor, ""], own: Float[Tensor, " V"], read: ReadPrompt) -> None:
     place = torch.tensor([read.known], device=token.device)
     mask = torch.ones(1, 1, read.length, dtype=torch.bool, device=token.device)
-    again = door.new_cache(1, read.length, [read])
+    again = target.new_cache(1, read.length, [read])
     again.begin(again.states())
-    logits = door.forward(token.view(1, 1), place.unsqueeze(0), mask, again, place).logits[0, -1]
-    if not agree(door.model, logits, own):
+    logits = target.forward(token.view(1, 1), place.unsqueeze(0), mask, again, place).logits[0, -1]
+    if not agree(target.model, logits, own):
         raise UnsupportedModel(
-            f"{type(door.model).__name__} needs more of the prompt's images later than the keys that it kept, so its "
+            f"{type(target.model).__name__} needs more of the prompt's images later than the keys that it kept, so its "
             "text cannot be verified."
         )
 
@@ -159,12 +129,8 @@ KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 """What `model.generate` made that its first pass takes."""
 
 
-def _check_padding(target: PromptReader, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
-    """Check that a text does not begin with padding inside, which some decoders do not count.
-
-    Raises:
-        InvalidParameter: it does, and the model is such.
-    """
+def _check_padding(target: HuggingFaceModel, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
+    """Check that a text does not begin with padding inside, which some decoders do not count."""
     if target.uncounted is None:
         return
     inside = begun[:, 1:] == target.uncounted
@@ -176,7 +142,7 @@ def _check_padding(target: PromptReader, begun: Int[Tensor, "b t"], mask: Tensor
 
 
 def sources_of(
-    target: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
+    target: HuggingFaceModel, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
 ) -> Sequence[Any] | None:
     """Return the source of each row: what an encoder made, or a prompt with images that was read; None for text alone.
 
@@ -399,11 +365,7 @@ def one_row(prompt: object, known: Collection[str] = ()) -> object:
 
 
 def _rows_of(encoded: Mapping[str, Any]) -> list[Any]:
-    """Return the rows of what a tokenizer returned, without what the mask leaves out.
-
-    Raises:
-        InvalidParameter: there is more than ids and a mask, or the mask has another shape.
-    """
+    """Return the rows of what a tokenizer returned, without what the mask leaves out."""
     others = sorted(str(name) for name in encoded.keys() - {IDS, MASK})
     if others:
         if others[0] in BY_TOKEN:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from polydraft.errors import InvalidParameter, VocabularyMismatch, lowered, shown
 from polydraft.extras import GRAMMAR
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.loading import tokenizer_of
+from polydraft.models.loading import MOST_PADDING, differing_tokens, tokenizer_of
 
 REASON = re.compile(r"^\s*error: (.*)$", re.MULTILINE)
 LONGEST = 200
@@ -179,22 +179,13 @@ class Grammar:
 
 
 def _as_mapping(value: object) -> dict[Any, Any]:
-    """Return a mapping that is no dict as one.
-
-    Raises:
-        TypeError: it is none.
-    """
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"it holds a value of type {type(value).__name__}")
 
 
 def _parsed(text: str) -> dict[str, Any] | bool:
-    """Return a schema from its JSON, which is an object or a boolean.
-
-    Raises:
-        InvalidParameter: it is something else.
-    """
+    """Return a schema from its JSON, which is an object or a boolean."""
     try:
         schema: object = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -210,8 +201,8 @@ def _no_number(name: str) -> None:
 
 END = "<|end of a grammar|>"
 """A token that no model has, by which llguidance ends a text; a model's own ends are seen to here."""
-MOST_PADDING, MOST_SHARE = 1024, 1.25
-"""How many ids more or less than the tokenizer a model may have, which pads its output for speed."""
+MOST_SHARE = 1.25
+"""How many ids more than the tokenizer, beside `MOST_PADDING`, a model may have, which pads its output for speed."""
 MOST_KEPT = 64
 """How many compiled grammars are kept for a tokenizer."""
 
@@ -325,11 +316,6 @@ def _own(model: nn.Module) -> PreTrainedTokenizerBase | None:
 
 
 def _check_fit(given: PreTrainedTokenizerBase, model: nn.Module, vocab_size: int) -> None:
-    """Check that a tokenizer can be the model's.
-
-    Raises:
-        VocabularyMismatch: it has many more or fewer tokens than the model, or others than the model's own tokenizer.
-    """
     size = len(given)
     if not size - MOST_PADDING <= vocab_size <= MOST_SHARE * size + MOST_PADDING:
         raise VocabularyMismatch(f"The tokenizer has {size} tokens and the model {vocab_size}: it is another model's.")
@@ -338,9 +324,7 @@ def _check_fit(given: PreTrainedTokenizerBase, model: nn.Module, vocab_size: int
     own = _own(model)
     if own is None:
         return
-    theirs = {index: token for token, index in own.get_vocab().items()}
-    for token, index in sorted(given.get_vocab().items(), key=lambda item: item[1]):
-        if theirs.get(index, token) != token:
-            raise VocabularyMismatch(
-                f"The tokenizer is another model's: id {index} is {token!r}, but the model's own has {theirs[index]!r}."
-            )
+    for index, token, other in differing_tokens(given, own):
+        raise VocabularyMismatch(
+            f"The tokenizer is another model's: id {index} is {token!r}, but the model's own has {other!r}."
+        )

@@ -1,9 +1,9 @@
 """The masks of a grammar: its states along the paths of a tree, what a processor lets through, where a text ends."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -139,13 +139,13 @@ class RowMask:
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the masked scores."""
         found = [None if path is None else self.walk.state(path) for path in self.paths(history)]
-        states = [one for one in found if one is not None and self.says_something(one)]
-        if not states:
+        kept = [place for place, one in enumerate(found) if one is not None and self.says_something(one)]
+        if not kept:
             return scores
+        states = [cast(State, found[place]) for place in kept]
         forbidden = torch.from_numpy(self._forbidden(states, scores.shape[-1])).to(scores.device)
         if len(states) == len(found):
             return self._masked(scores, forbidden)
-        kept = [place for place, one in enumerate(found) if one is not None and self.says_something(one)]
         scores = scores.clone()
         scores[kept] = self._masked(scores[kept], forbidden)
         return scores
@@ -240,11 +240,12 @@ class GrammarLogitsProcessor(LogitsProcessor):
         return tuple(map(RowEnd, self.rows))
 
 
-def grammar_processor(options: Mapping[str, Any], model: PreTrainedModel) -> GrammarLogitsProcessor | None:
-    """Return the processor of a call's grammar; None if it has none.
+def grammar_processor(grammar: object, tokenizer: object, model: PreTrainedModel) -> GrammarLogitsProcessor:
+    """Return the processor of a call's grammar.
 
     Args:
-        options: the call's arguments; of these `grammar` and `tokenizer`.
+        grammar: what was given as such.
+        tokenizer: the call's; None for the target's own.
         model: the target.
 
     Raises:
@@ -252,15 +253,11 @@ def grammar_processor(options: Mapping[str, Any], model: PreTrainedModel) -> Gra
         MissingExtra: llguidance is not installed.
         VocabularyMismatch: the tokenizer is another model's.
     """
-    grammar = options.get("grammar")
-    if grammar is None:
-        return None
     if not isinstance(grammar, Grammar):
         raise InvalidParameter(
             f"grammar must be a Grammar such as Grammar.regex('[0-9]+') or Grammar.json_object(), but is "
             f"{shown(grammar)}."
         )
     size = int(model.config.get_text_config(decoder=True).vocab_size)
-    tokenizer = fitting_tokenizer(options.get("tokenizer"), model, size)
-    vocabulary = vocabulary_of(tokenizer, size)
+    vocabulary = vocabulary_of(fitting_tokenizer(tokenizer, model, size), size)
     return GrammarLogitsProcessor(vocabulary.start(grammar), vocabulary)
