@@ -70,7 +70,9 @@ def find(name: object) -> Source:
     if not text.strip():
         raise CheckpointError(f"The name of the model is empty: {shown}; give a folder or a hub name.")
     if isinstance(name, str) and text in MODELS:
-        return _fetched(text, shown)
+        if not _answers(lambda _: is_there(text), place(text), shown):
+            raise CheckpointError(f"The model {shown} is not on this machine yet: `polydraft fetch {text}` brings it.")
+        return Source(shown, str(place(text)), is_local=True)
     if isinstance(name, str) and text in SHIPPED:
         return Source(shown, str(SHIPPED[text]), is_local=True)
     folder = _expanded(text)
@@ -95,7 +97,6 @@ def is_known(name: str) -> bool:
 
 
 def _is_cached(name: str) -> bool:
-    """Tell whether the hub's cache has a model of that name."""
     try:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
@@ -105,17 +106,6 @@ def _is_cached(name: str) -> bool:
 def is_gguf(path: Path) -> bool:
     """Tell by a file's name whether it is a GGUF file."""
     return path.suffix.lower() == ".gguf"
-
-
-def _fetched(word: str, shown: str) -> Source:
-    """Return what was fetched.
-
-    Raises:
-        CheckpointError: it was not.
-    """
-    if not _answers(lambda _: is_there(word), place(word), shown):
-        raise CheckpointError(f"The model {shown} is not on this machine yet: `polydraft fetch {word}` brings it.")
-    return Source(shown, str(place(word)), is_local=True)
 
 
 def quoted(text: str) -> str:
@@ -133,11 +123,7 @@ def _expanded(text: str) -> Path | None:
 
 
 def _answers(question: Callable[[Path], bool], path: Path, shown: str) -> bool:
-    """Ask the file system; a name that it cannot have is a no.
-
-    Raises:
-        CheckpointError: it may not be asked.
-    """
+    """Ask the file system; a name that it cannot have is a no."""
     try:
         return question(path)
     except PermissionError as error:
@@ -147,11 +133,7 @@ def _answers(question: Callable[[Path], bool], path: Path, shown: str) -> bool:
 
 
 def _on_hub(name: str, shown: str) -> Source:
-    """Return the hub's model, or what its cache has of it.
-
-    Raises:
-        CheckpointError: the hub has no model of that name, does not give it, or cannot be asked.
-    """
+    """Return the hub's model, or what its cache has of it."""
     cached = _is_cached(name)
     meant = "" if cached or "/" in name else near(name, (*MODELS, *SHIPPED, *MADE))
     if meant and meant != name:
@@ -181,7 +163,6 @@ def _on_hub(name: str, shown: str) -> Source:
 
 
 def _refusal(error: Exception) -> str:
-    """Return why the hub did not give a model."""
     if isinstance(error, GatedRepoError):
         return "access to it must be asked for there, and HF_TOKEN set"
     if isinstance(error, RepositoryNotFoundError):
@@ -304,11 +285,7 @@ def read_json(path: Path, source: Source) -> dict[str, Any]:
 
 
 def _check_no_adapter(source: Source) -> None:
-    """Check that a folder is not that of an adapter, which transformers applies or not, as peft is installed or not.
-
-    Raises:
-        CheckpointError: it is; the text says what to do.
-    """
+    """Check that a folder is not that of an adapter, which transformers applies or not, as peft is installed or not."""
     if source.is_local and (Path(source.path) / ADAPTER).exists():
         raise CheckpointError(
             f"{source.name} holds an adapter ({ADAPTER}) and not a whole model alone; load it and its base with "
@@ -318,11 +295,7 @@ def _check_no_adapter(source: Source) -> None:
 
 
 def _check_no_code(said: dict[str, Any], source: Source) -> None:
-    """Check that a model of a kind that transformers does not know names no code that would have to be run.
-
-    Raises:
-        UnsupportedModel: it does.
-    """
+    """Check that a model of a kind that transformers does not know names no code that would have to be run."""
     wanted = said.get("auto_map")
     if wanted:
         named = wanted.get("AutoModelForCausalLM", wanted) if isinstance(wanted, dict) else wanted

@@ -84,15 +84,12 @@ class _Head:
         if version not in VERSIONS:
             raise CheckpointError(f"{self.path} is a GGUF file of version {version}; versions 2 and 3 can be read.")
         tensors, fields = self._number("Q"), self._number("Q")
-        known = dict(self._field() for _ in range(fields))
+        known = dict((self._text(), self._value(self._number("I"))) for _ in range(fields))
         listed = dict(self._tensor() for _ in range(tensors))
         step = known.get("general.alignment", ALIGNMENT)
         step = step if isinstance(step, int) and step > 0 else ALIGNMENT
         start = -(-self.file.tell() // step) * step
         return Contents({name: one for name, one in known.items() if one is not None}, listed, start, self.size)
-
-    def _field(self) -> tuple[str, object]:
-        return self._text(), self._value(self._number("I"))
 
     def _tensor(self) -> tuple[str, tuple[int, int, int]]:
         name, dimensions, entries = self._text(), self._number("I"), 1
@@ -157,17 +154,20 @@ def check_gguf(path: Path) -> Contents:
         UnsupportedModel: its architecture is not read, or the quantisation of one of its tensors.
     """
     contents = read_contents(path)
-    constants, quants = _packages()
+    GGUF.check()
+    constants, quants = import_module("gguf.constants"), import_module("gguf.quants")
     if not _is_known(contents.architecture):
         raise UnsupportedModel(
             f"{path} is a model of the architecture {contents.architecture!r}, which transformers does not read from "
             "GGUF files; take its folder of safetensors instead."
         )
+    kinds = constants.GGMLQuantizationType
     sizes = {int(kind): size for kind, size in constants.GGML_QUANT_SIZES.items()}
     for name, (kind, _, _) in contents.tensors.items():
-        if kind not in sizes or not _is_readable(constants, quants, kind):
+        if kind not in sizes or not (kinds(kind).name in UNQUANTISED or kinds(kind) in quants._type_traits):
+            word = next((one.name for one in kinds if int(one) == kind), f"number {kind}")
             raise UnsupportedModel(
-                f"{path} holds {name} in the quantisation {_word(constants, kind)}, which the installed gguf cannot "
+                f"{path} holds {name} in the quantisation {word}, which the installed gguf cannot "
                 "read; take a file in another one, such as Q8_0 or Q4_K_M."
             )
     _check_layers(path, contents)
@@ -177,17 +177,8 @@ def check_gguf(path: Path) -> Contents:
     return contents
 
 
-def _packages() -> tuple[Any, Any]:
-    GGUF.check()
-    return import_module("gguf.constants"), import_module("gguf.quants")
-
-
 def _check_layers(path: Path, contents: Contents) -> None:
-    """Check that there are as many layers as the head says: transformers would look for the others for minutes.
-
-    Raises:
-        CheckpointError: there are not.
-    """
+    """Check that there are as many layers as the head says: transformers would look for the others for minutes."""
     said = contents.fields.get(f"{contents.architecture}.block_count")
     layers = {name.split(".")[1] for name in contents.tensors if name.startswith("blk.")}
     if isinstance(said, int) and layers and said != len(layers):
@@ -198,17 +189,6 @@ def _is_known(architecture: str) -> bool:
     """Tell whether transformers reads an architecture, which files spell with and without hyphens."""
     known = {word.replace("_", "") for word in modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES}
     return architecture.replace("-", "").replace("_", "") in known - {"general", "tokenizer"}
-
-
-def _is_readable(constants: Any, quants: Any, kind: int) -> bool:
-    kinds = constants.GGMLQuantizationType
-    return kinds(kind).name in UNQUANTISED or kinds(kind) in quants._type_traits
-
-
-def _word(constants: Any, kind: int) -> str:
-    """Return the name of a kind of tensor, or its number if it has none."""
-    found = next((one.name for one in constants.GGMLQuantizationType if int(one) == kind), None)
-    return found or f"number {kind}"
 
 
 @contextmanager

@@ -135,7 +135,6 @@ def write_plain(
 
 
 def _file(source: Source, name: str) -> Path | None:
-    """Return a file's place on this machine; None if there is none."""
     if source.is_local:
         path = Path(source.path) / name
         return path if path.is_file() else None

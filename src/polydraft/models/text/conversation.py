@@ -134,7 +134,6 @@ def _lost_reasoning(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mappi
 
 
 def _loss(lost: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is said of something that a template leaves out."""
     if lost == "tools":
         return "tools cannot be told to the model: this model's chat template takes no tools; leave them out."
     field = lost.rpartition(".")[2]

@@ -44,7 +44,8 @@ class StopFilter:
             end, place, self.found = min(ends)
             self._held = ""
             return text[: end if self.included else place]
-        kept = self._beginning(text)
+        most = min(len(text), max(map(len, self.stop), default=1) - 1)
+        kept = next((n for n in range(most, 0, -1) if any(one.startswith(text[-n:]) for one in self.stop)), 0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
@@ -52,11 +53,6 @@ class StopFilter:
         """Return what was held back, and no longer is."""
         text, self._held = self._held, ""
         return text
-
-    def _beginning(self, text: str) -> int:
-        """Return the length of the longest end of a text with which a stop string begins."""
-        most = min(len(text), max(map(len, self.stop), default=1) - 1)
-        return next((n for n in range(most, 0, -1) if any(one.startswith(text[-n:]) for one in self.stop)), 0)
 
 
 def checked_stop(stop: object) -> tuple[str, ...]:
@@ -115,10 +111,9 @@ class StreamDecoder:
     """Turn tokens into text piece by piece, without broken characters.
 
     The pieces and the rest together are `tokenizer.decode` of all tokens, without special ones unless they are asked
-    for. Bytes of an unfinished character wait for the
-    others; bytes that can be no character are given as U+FFFD, like `decode` does. Only tokenizers with tokens such as
-    `<0xE2>` for single bytes are an exception: once a character of theirs was given, it is not taken back when an
-    invalid byte follows it.
+    for. Bytes of an unfinished character wait for the others; bytes that can be no character are given as U+FFFD, like
+    `decode` does. Only tokenizers with tokens such as `<0xE2>` for single bytes are an exception: once a character of
+    theirs was given, it is not taken back when an invalid byte follows it.
 
     The text of a token is found by decoding it behind a few tokens that come before it. So the work per token does not
     grow with the text.
@@ -255,7 +250,6 @@ class StreamDecoder:
 
 
 def _common(one: str, other: str) -> int:
-    """Return with how many characters both begin."""
     return next((n for n in range(min(len(one), len(other)), 0, -1) if one[:n] == other[:n]), 0)
 
 
