@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from polydraft.cli.commands import app
 from polydraft.cli.models import markdown
 from polydraft.conformance import check_family, families, known_families
-from polydraft.models.families import installed_version, registered_types
+from polydraft.models.tiny import installed_version, registered_types
 
 KNOWN = {one.kind: one for one in known_families().types}
 

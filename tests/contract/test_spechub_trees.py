@@ -10,7 +10,7 @@ from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine import generate_many
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
-from polydraft.models.weights import WATCHING
+from polydraft.models.anatomy import WATCHING
 from polydraft.schemes import SpecHub, TopThenSample, require_pairs
 from polydraft.trees import Chain, Fixed, TreePolicy, TreeShape, Widths
 from polydraft.verifiers import BottomUp, NaiveMatch, Optimal, Race, SpecHubRule, TopDown, TreeVerifier

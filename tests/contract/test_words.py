@@ -11,7 +11,7 @@ import typer
 from doubles import tiny_model
 
 import polydraft
-import polydraft.models.checkpoints.model_places as places
+import polydraft.models.checkpoints.folders as places
 from polydraft.catalogue import (
     drafter_line,
     meant_drafter,

@@ -18,8 +18,7 @@ from polydraft.engine import Method
 from polydraft.engine.calls.choices import chosen_policy
 from polydraft.errors import InvalidParameter
 from polydraft.models import OF_A_CALL_THAT_ENDS, OF_ONE_CALL
-from polydraft.models.generation import HONOURED, REFUSED
-from polydraft.models.generation.arguments import DRAFTING
+from polydraft.models.generation.arguments import DRAFTING, HONOURED, REFUSED
 from polydraft.trees import Confident
 from polydraft.verifiers import ByShape, Optimal
 

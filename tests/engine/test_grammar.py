@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 import polydraft
 from polydraft import Chain, Fixed, Grammar, Pair, TopDown, Widths, load_pair
 from polydraft.errors import InvalidParameter, MissingExtra, PolydraftError, VocabularyMismatch
-from polydraft.models.grammar.matcher_walk import Walk
+from polydraft.models.grammar.masks import Walk
 from polydraft.trees import EAGLE_25
 from polydraft.verifiers import RecursiveRejection
 

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 
 import polydraft
 from polydraft import Fixed, Widths
-from polydraft.models.generation.grammar_forks import ReplayedGuide
+from polydraft.models.generation.processors import ReplayedGuide
 from polydraft.trees import EAGLE_25
 
 VOCAB, NEW = 24, 16

@@ -43,7 +43,7 @@ from polydraft.drafters.model import ModelDraftState
 from polydraft.engine import Planner
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel
-from polydraft.models.weights import WATCHING
+from polydraft.models.anatomy import WATCHING
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
 from polydraft.trees import TreePolicy

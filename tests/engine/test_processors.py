@@ -26,9 +26,8 @@ from transformers.generation import logits_process
 import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, Widths
 from polydraft.errors import InvalidParameter
-from polydraft.models.generation.processor_trial import Behaviour, behaviour
+from polydraft.models.generation.processor_trial import Behaviour, behaviour, traces
 from polydraft.models.generation.processors import STATEFUL, STATELESS, UNSUITED, Forked, Serial, Stateless, kind_of
-from polydraft.models.generation.traces import traces
 
 VOCAB, NEW = 60, 20
 PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])

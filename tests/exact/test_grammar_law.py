@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from polydraft import Chain, ModelDrafter, TopDown, Widths
 from polydraft.models import Grammar
 from polydraft.models.generation.processors import Stateless
+from polydraft.models.grammar.grammar import vocabulary_of
 from polydraft.models.grammar.masks import GrammarLogitsProcessor
-from polydraft.models.grammar.vocabulary import vocabulary_of
 from polydraft.schemes import IID, WithoutReplacement
 from polydraft.trees import TreePolicy
 from polydraft.trees.growing import BestFirst, Confident

@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import polydraft
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel, function_of, pack_linear_layers
+from polydraft.models.anatomy import PackedLinear
 from polydraft.models.derived import derived
-from polydraft.models.packing import PackedLinear
 
 VOCAB, NEW = 48, 8
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]])

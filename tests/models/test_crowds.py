@@ -22,7 +22,7 @@ from transformers import (
 import polydraft
 from polydraft.errors import UnsupportedModel
 from polydraft.models import HuggingFaceModel
-from polydraft.models.families import tiny_of_type
+from polydraft.models.tiny import tiny_of_type
 from polydraft.server.worker.served import load_served
 
 NEW = 20

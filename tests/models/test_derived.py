@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polydraft
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import draft_model
-from polydraft.models.derived import Int8Linear, check_word, derived, in_int8, int8_product, without_layers
-from polydraft.models.derived.int8 import rounded
+from polydraft.models.derived import Int8Linear, check_word, derived, in_int8, int8_product, rounded, without_layers
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 

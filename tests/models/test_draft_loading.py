@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import polydraft
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import HuggingFaceModel, check_same_source, load_draft, loading
-from polydraft.models.weights import WATCHING
+from polydraft.models.anatomy import WATCHING
 
 VOCAB = len(tiny_tokenizer())
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -87,7 +87,7 @@ def test_a_hub_name_is_looked_up_in_the_cache_only(monkeypatch: pytest.MonkeyPat
 
 def test_a_pair_that_was_loaded_together_is_not_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = polydraft.load(saved(tmp_path / "a"), saved(tmp_path / "b"))
-    monkeypatch.setattr(loading, "_known_tokenizer", lambda model: pytest.fail("compared again"))
+    monkeypatch.setattr(loading, "tokenizer_of", lambda model: pytest.fail("compared again"))
     check_same_source(pair.target, pair.draft)
 
 

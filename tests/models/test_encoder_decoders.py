@@ -19,7 +19,7 @@ from polydraft.conformance import check
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel
-from polydraft.models.sources.encoded import Encoded
+from polydraft.models.sources import Encoded
 
 NEW = 18
 KINDS = ("t5", "bart", "marian", "mt5", "pegasus", "m2m_100", "led")

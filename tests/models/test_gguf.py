@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 import polydraft
 from polydraft.errors import CheckpointError, MissingExtra, PolydraftError, UnsupportedModel
 from polydraft.extras import GGUF
-from polydraft.models.gguf.file_head import read_contents
+from polydraft.models.checkpoints.gguf import read_contents
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 

@@ -15,6 +15,7 @@ from doubles import tiny_model, tiny_tokenizer
 
 import polydraft
 from polydraft.errors import CheckpointError
+from polydraft.models.checkpoints.folders import find
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NOBODY = (404, "RepoNotFound")
@@ -204,7 +205,7 @@ def test_what_no_model_can_be_called_is_not_asked_for(asked: list[str], name: st
 @pytest.mark.parametrize("name", ["", "  ", 5, None, b"gpt2", ["gpt2"], "/" + "x" * 300, "x" * 5000])
 def test_what_is_no_name(asked: list[str], name: object) -> None:
     with pytest.raises(CheckpointError, match=r"^[^\n]{10,400}\.$"):
-        polydraft.models.checkpoints.find(name)
+        find(name)
     assert not asked
 
 

@@ -16,7 +16,7 @@ from polydraft.conformance import check
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel
-from polydraft.models.sources.prompts import ReadPrompt
+from polydraft.models.sources import ReadPrompt
 
 NEW = 16
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")

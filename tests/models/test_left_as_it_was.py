@@ -20,11 +20,8 @@ from transformers import PreTrainedModel
 import polydraft
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel, Layer
-from polydraft.models.checks import evaluating
-from polydraft.models.checks.layout import settings_of, sizes_of
-from polydraft.models.layers import observed_layers
-from polydraft.models.packing import pack_linear_layers
-from polydraft.models.weights import WATCHING
+from polydraft.models.anatomy import WATCHING, observed_layers, pack_linear_layers
+from polydraft.models.checks.layout import evaluating, settings_of, sizes_of
 
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
 NOTES = "polydraft_"

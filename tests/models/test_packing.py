@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polydraft.models import packing
-from polydraft.models.packing import PackedLinear, linear_of, pack_linear_layers
+from polydraft.models import anatomy
+from polydraft.models.anatomy import PackedLinear, linear_of, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
@@ -27,13 +27,13 @@ def inputs(*shape: int) -> torch.Tensor:
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the calls of the plain kernel."""
     calls: list[int] = []
-    real = packing.functional.linear
+    real = anatomy.functional.linear
 
     def linear(*arguments):
         calls.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(packing.functional, "linear", linear)
+    monkeypatch.setattr(anatomy.functional, "linear", linear)
     return calls
 
 
@@ -90,14 +90,14 @@ def test_a_model_keeps_its_parameters_and_its_logits():
         torch.testing.assert_close(packed(ids).logits, wanted, rtol=1e-4, atol=1e-5)
     assert {name: tensor.data_ptr() for name, tensor in packed.state_dict().items()} == state
     layers = [one for one in packed.modules() if isinstance(one, nn.Linear)]
-    assert all(isinstance(one, PackedLinear) == (one.weight.numel() > packing.SMALL) for one in layers)
+    assert all(isinstance(one, PackedLinear) == (one.weight.numel() > anatomy.SMALL) for one in layers)
     assert any(isinstance(one, PackedLinear) for one in layers)
 
 
 def test_what_would_not_gain_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     double = model().double()
     pack_linear_layers(double)
-    monkeypatch.setattr(packing, "MOST_BYTES", 1000)
+    monkeypatch.setattr(anatomy, "MOST_BYTES", 1000)
     large = model()
     pack_linear_layers(large)
     assert not [one for whole in (double, large) for one in whole.modules() if isinstance(one, PackedLinear)]
@@ -112,7 +112,7 @@ def test_packed_layers_are_in_the_mode_of_those_that_they_replace() -> None:
 
 
 def test_rows_that_were_taken_in_inference_mode_are_packed_too() -> None:
-    table = torch.randn(packing.SMALL // 64 + 2, 64)
+    table = torch.randn(anatomy.SMALL // 64 + 2, 64)
     with torch.inference_mode():
         rows = linear_of(table[torch.arange(len(table))])
         given = torch.randn(3, 64)

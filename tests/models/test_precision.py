@@ -14,9 +14,8 @@ from packaging.version import Version
 import polydraft
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel, TreeCache, draft_model
-from polydraft.models.families import tiny_of_type
-from polydraft.models.packing import PackedLinear
-from polydraft.models.tiny import tiny_draft
+from polydraft.models.anatomy import PackedLinear
+from polydraft.models.tiny import tiny_draft, tiny_of_type
 
 VOCAB, NEW = 48, 8
 HALVES = [torch.bfloat16, torch.float16]

@@ -10,7 +10,7 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging as transformers_logging
 
 from polydraft.errors import CheckpointError
-from polydraft.models.checkpoints import held_back
+from polydraft.models.checkpoints.silence import held_back
 
 NAMES = ("transformers", "huggingface_hub")
 

@@ -14,8 +14,8 @@ from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
 from polydraft.models.checks.layout import KeyWindow, cache_name, windows_of
-from polydraft.models.families import tiny_of_type
-from polydraft.models.memory import cache_bytes
+from polydraft.models.hugging_face import cache_bytes
+from polydraft.models.tiny import tiny_of_type
 from polydraft.trees import EAGLE_25
 
 WINDOW = 16

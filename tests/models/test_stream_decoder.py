@@ -17,8 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from polydraft import StreamDecoder
 from polydraft.errors import InvalidParameter
 from polydraft.models import bytes_of, text_of
-from polydraft.models.text.stop_strings import checked_stop
-from polydraft.models.text.stream_decoder import _checked, _listed
+from polydraft.models.text.stream_decoder import _checked, _listed, checked_stop
 from polydraft.training.token_files import train_tokenizer
 
 BYTES = [f"<0x{value:02X}>" for value in range(256)]

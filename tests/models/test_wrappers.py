@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 import polydraft
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, draft_model
-from polydraft.models.checks import unwrapped
+from polydraft.models.checks.supported import unwrapped
 from polydraft.models.derived import derived
 
 VOCAB, NEW = 48, 8

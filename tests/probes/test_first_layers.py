@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.drafters import Drafter, DraftRequest, Needs, Session
-from polydraft.models.weights import WATCHING
+from polydraft.models.anatomy import WATCHING
 from polydraft.probs import SamplingParams, whole_row
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme

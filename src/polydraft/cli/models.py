@@ -14,7 +14,7 @@ from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
 from polydraft.conformance import Families, FamilyReport, check_family, known_families
 from polydraft.errors import InvalidParameter, hint
-from polydraft.models.families import installed_version, registered_types
+from polydraft.models.tiny import installed_version, registered_types
 from polydraft.options.commands.bench_options import FamilyOptions
 
 MEANING = {

@@ -15,8 +15,7 @@ from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter
 from polydraft.engine import generate
 from polydraft.errors import PolydraftError
 from polydraft.models import HuggingFaceModel, first_sentence
-from polydraft.models.families import their_greedy_text, tiny_of_type
-from polydraft.models.tiny import tiny_draft
+from polydraft.models.tiny import their_greedy_text, tiny_draft, tiny_of_type
 from polydraft.probs import Noise
 from polydraft.trees import Chain, TreePolicy, Widths
 

@@ -1,42 +1,48 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
+from polydraft.models.anatomy import chosen_precision, function_of, linear_of, pack_linear_layers, weight_of
 from polydraft.models.cache import TreeCache
-from polydraft.models.checkpoints import is_known
+from polydraft.models.checkpoints.folders import is_known
 from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.checks import agree, cache_in
+from polydraft.models.checks.layout import cache_in
+from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel
 from polydraft.models.fused import FusedModel, draft_model
-from polydraft.models.generation import (
-    BUILT_IN,
+from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
+from polydraft.models.generation.arguments import (
     OF_A_CALL_THAT_ENDS,
     OF_ONE_CALL,
-    AdditivePenalties,
-    HeldBack,
-    Prepared,
     Refusal,
-    RowProcessor,
-    Serial,
-    TokenBias,
-    as_hugging_faces,
     check_arguments,
     check_config,
+    drafting_asked_for,
+    require_count,
+)
+from polydraft.models.generation.prepare import (
+    Prepared,
+    as_hugging_faces,
     check_prompts,
     copied_criterion,
-    drafting_asked_for,
-    fork_all,
-    inputs_beside,
     is_prepared,
-    one_row,
     prepare_by_hugging_face,
+    take_apart,
+)
+from polydraft.models.generation.processors import BUILT_IN, RowProcessor, Serial, fork_all, warn_of_serial
+from polydraft.models.generation.prompts import (
+    OF_DECODERS,
+    check_made_inside,
+    inputs_beside,
+    main_input,
+    one_row,
+    own_inputs,
     prompts_by_name,
     prompts_of,
-    require_count,
-    take_apart,
-    warn_of_serial,
+    read_size,
+    sources_of,
 )
-from polydraft.models.grammar import Grammar
-from polydraft.models.hugging_face import HuggingFaceModel, same_model
+from polydraft.models.grammar.grammar import Grammar
+from polydraft.models.hugging_face import HuggingFaceModel, check_memory, module_of, same_model, weight_bytes
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer, ShowsSlots
 from polydraft.models.loading import (
     Pair,
@@ -51,28 +57,15 @@ from polydraft.models.loading import (
     shipped_head,
     tokenizer_of,
 )
-from polydraft.models.memory import check_memory, module_of, weight_bytes
-from polydraft.models.packing import linear_of, pack_linear_layers
-from polydraft.models.sources.prompts import (
-    OF_DECODERS,
-    check_made_inside,
-    main_input,
-    own_inputs,
-    read_size,
-    sources_of,
-)
-from polydraft.models.text import (
+from polydraft.models.text.conversation import (
     Conversation,
     Message,
-    StreamDecoder,
     asked_within,
-    bytes_of,
     check_shown,
     check_template,
     conversation_ids,
-    text_of,
 )
-from polydraft.models.weights import chosen_precision, function_of, weight_of
+from polydraft.models.text.stream_decoder import StreamDecoder, bytes_of, text_of
 
 __all__ = [
     "BUILT_IN",

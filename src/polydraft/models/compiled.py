@@ -11,15 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
+from polydraft.models.anatomy import anatomy_of, chosen_precision, fits_packed, watch_layers, weights_of
 from polydraft.models.cache import TreeCache
-from polydraft.models.checks import cache_name, evaluating, for_logits, is_offloaded
-from polydraft.models.derived.copying import sharing_copy
+from polydraft.models.checks.layout import cache_name, evaluating, for_logits, is_offloaded
+from polydraft.models.derived import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import Cache, Forward, Layer
-from polydraft.models.layers import watch_layers
-from polydraft.models.packing import fits_packed
-from polydraft.models.sources.prompts import check_not_again, moved
-from polydraft.models.weights import anatomy_of, chosen_precision, weights_of
+from polydraft.models.sources import check_not_again, moved
 from polydraft.probs import sent
 
 MOST_TOKENS = 128

@@ -11,20 +11,17 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from polydraft.errors import UnsupportedModel
+from polydraft.models.anatomy import HEAD, LARGE, can_pack, check_layer, chosen_precision, packed_product
 from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
-from polydraft.models.derived import Int8Linear, int8_product
+from polydraft.models.derived import Int8Linear, int8_product, kept
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import Forward, Layer
-from polydraft.models.layers import HEAD, check_layer
-from polydraft.models.packing import LARGE, can_pack, packed_product
-from polydraft.models.weights import chosen_precision, function_of
 
 FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """The models of one anatomy: root mean square norms, rotated keys, gated SiLU layers."""
 MOST_BYTES = 1 << 30
 """Larger models spend their time on arithmetic, and the joined weights take as much memory again."""
-PLACE = "polydraft_fused"
 TOLERANCE = 0.02
 """How far a trial pass may be from the model's own, relative to the largest logit; bfloat16 rounds by a percent."""
 
@@ -64,7 +61,7 @@ class FusedModel(HuggingFaceModel):
             return super().scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
         for layer in hidden_layers:
             check_layer(layer, self.layers)
-        seen = self.seen(mask, positions, cache)
+        seen = self.windows[0].seen(mask, positions, cache.positions)
         return self.joined.scored(tokens, positions, seen.unsqueeze(1), cache, logits_to_keep, hidden_layers)
 
 
@@ -110,11 +107,10 @@ class FusedLayer:
 
 
 class Joined:
-    """A model's layers with joined weights, and what the model was when they were made."""
+    """A model's layers with joined weights."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body = cast(Any, model).model
-        self.origin = function_of(model)
         self.layers = [FusedLayer(layer) for layer in body.layers]
         self.norm, self.head = _norm(body.norm), _product(cast(Any, model).lm_head)
         self.embedding: Tensor = body.embed_tokens.weight.detach()
@@ -156,10 +152,6 @@ class Joined:
         dtype = self.embedding.dtype
         return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
 
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        """Leave joined weights behind when their model is copied or pickled."""
-        return type(None), ()
-
 
 def draft_model(model: object, *, compile: bool = False) -> HuggingFaceModel:
     """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own, compiled if asked.
@@ -200,15 +192,15 @@ def _product(*layers: nn.Linear) -> Product:
 
 def _joined(wrapped: HuggingFaceModel) -> Joined:
     """Return the layers kept with a model, made anew and tried if it is not the function that they were made of."""
-    model = wrapped.model
-    kept = model.__dict__.get(PLACE)
-    if kept is None or kept.origin != function_of(model):
+
+    def make() -> Joined:
         _check_anatomy(wrapped)
         with torch.autocast(wrapped.device.type, enabled=False):
-            kept = Joined(model)
-            _check_trial(wrapped.plain(), kept)
-        model.__dict__[PLACE] = kept
-    return kept
+            joined = Joined(wrapped.model)
+            _check_trial(wrapped.plain(), joined)
+        return joined
+
+    return kept(wrapped.model, Joined, make)
 
 
 def _check_anatomy(plain: HuggingFaceModel) -> None:
@@ -229,7 +221,6 @@ def _check_anatomy(plain: HuggingFaceModel) -> None:
 
 
 def _check_trial(plain: HuggingFaceModel, joined: Joined) -> None:
-    """Score a few tokens both ways."""
     width = min(4, plain.context)
     places = torch.arange(width, device=plain.device).unsqueeze(0)
     tokens, cache = places.clamp_max(plain.vocab_size - 1), plain.new_cache(1, width)

@@ -1,7 +1,9 @@
-"""The one door to Hugging Face models: any causal model with a standard attention cache, scored under a tree mask."""
+"""The one door to Hugging Face models: any causal model with a standard attention cache, and the memory it needs."""
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models.anatomy import check_packed, observed_layers
 from polydraft.models.cache import TreeCache
-from polydraft.models.chains import (
+from polydraft.models.chain_models import (
     HANDED,
     HandedCache,
     RememberingCache,
@@ -21,23 +24,31 @@ from polydraft.models.chains import (
     scored_by_count,
     without,
 )
-from polydraft.models.checks import (
-    check_model,
-    check_trial,
-    counts_itself,
+from polydraft.models.checks.layout import (
+    FULL,
+    KeyWindow,
     device_of,
     evaluating,
     for_logits,
     is_offloaded,
     kept_by,
+    settings_of,
+    sizes_of,
+    windows_of,
 )
-from polydraft.models.checks.layout import FULL, KeyWindow, settings_of, sizes_of, windows_of
-from polydraft.models.derived.copying import kept, without_layers
+from polydraft.models.checks.supported import check_model, counts_itself
+from polydraft.models.checks.trial import check_trial
+from polydraft.models.derived import kept, without_layers
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
-from polydraft.models.layers import observed_layers
-from polydraft.models.packing import check_packed
-from polydraft.models.sources.encoded import crossing, decoder_inputs, encoded_for, is_encoder_decoder
-from polydraft.models.sources.prompts import ReadPrompt, check_not_again, moved
+from polydraft.models.sources import (
+    ReadPrompt,
+    check_not_again,
+    crossing,
+    decoder_inputs,
+    encoded_for,
+    is_encoder_decoder,
+    moved,
+)
 
 SWITCHING, SWITCH = ("longrope", "su"), "original_max_position_embeddings"
 """Rotations with one set of frequencies for short passes and one for long ones, and the setting that says how long."""
@@ -133,19 +144,15 @@ class HuggingFaceModel:
         if self.encodes:
             with torch.no_grad(), evaluating(self.modules):
                 cache.sources = [encoded_for(self.model, one) for one in sources or (None,) * batch]
-        elif sources is not None:
-            self._begin(cache, sources)
-        return cache
-
-    def _begin(self, cache: TreeCache, sources: Sequence[Any]) -> None:
-        """Let rows begin with prompts that were read."""
-        for row, source in enumerate(sources):
+            return cache
+        for row, source in enumerate(sources or ()):
             if not isinstance(source, ReadPrompt | None):
                 raise UnsupportedModel(f"{type(self.model).__name__} reads text alone; leave the sources out.")
             if source is not None and source.cache is not None:
                 cache.put(row, source.cache, source.length)
                 cache.begin(source.states)
                 cache.sources[row] = source.taken_over()
+        return cache
 
     def _empty(self, batch: int, capacity: int) -> TreeCache:
         placed = bool(sizes_of(self.windows)) and not self.counts
@@ -293,11 +300,7 @@ class HuggingFaceModel:
         return count
 
     def _rest(self, dropped: range) -> PreTrainedModel:
-        """Leave the first layers out, and check on a few tokens that both parts together are the model.
-
-        Raises:
-            UnsupportedModel: they are not.
-        """
+        """Leave the first layers out, and check on a few tokens that both parts together are the model."""
         made, count = without_layers(self.model, dropped), len(dropped)
         rest = HuggingFaceModel(made)
         tokens = torch.arange(TRIED, device=self.device).unsqueeze(0) % self.vocab_size
@@ -313,7 +316,9 @@ class HuggingFaceModel:
     ) -> Tensor | dict[str, Tensor | None] | None:
         """Return what the model takes as its mask: one, one for each kind of its layers, or none where all is seen."""
         sizes = sizes_of(self.windows)
-        if _sees_all(mask) and not (sizes and mask.shape[-1] > min(sizes)):
+        # without a mask a token that sees all slots is faster; GPUs are not asked
+        sees_all = mask.shape[:2] == (1, 1) and mask.device.type == "cpu" and bool(mask.all())
+        if sees_all and not (sizes and mask.shape[-1] > min(sizes)):
             return None
         if not any(one.has_keys for one in self.windows):
             return None
@@ -324,21 +329,13 @@ class HuggingFaceModel:
     ) -> Tensor | dict[str, Tensor | None]:
         """Return the mask, or one for each kind of the model's layers."""
         if len(self.windows) == 1:
-            return self.four_dimensional(self.seen(mask, positions, cache))
-        return {one.kind: self._mask(one, mask, positions, cache) for one in self.windows}
+            return self._four_dimensional(self.windows[0].seen(mask, positions, cache.positions))
+        return {
+            one.kind: self._four_dimensional(one.seen(mask, positions, cache.positions)) if one.has_keys else None
+            for one in self.windows
+        }
 
-    def _mask(
-        self, window: KeyWindow, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
-    ) -> Float[Tensor, "b 1 n m"] | None:
-        return self.four_dimensional(_seen(window, mask, positions, cache)) if window.has_keys else None
-
-    def seen(
-        self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
-    ) -> Bool[Tensor, "b n m"]:
-        """Return the mask of a model whose layers are all of one kind."""
-        return _seen(self.windows[0], mask, positions, cache)
-
-    def four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Float[Tensor, "b 1 n m"]:
+    def _four_dimensional(self, mask: Bool[Tensor, "b n m"]) -> Float[Tensor, "b 1 n m"]:
         """Return the mask as numbers to be added to the attention's scores; torch would else convert it every layer."""
         open_everywhere = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
         return open_everywhere.masked_fill_(~mask, torch.finfo(self.model.dtype).min).unsqueeze(1)
@@ -349,19 +346,6 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
     if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel):
         return one.model is other.model
     return one is other
-
-
-def _seen(
-    window: KeyWindow, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
-) -> Bool[Tensor, "b n m"]:
-    if window.size is None or mask.shape[-1] <= window.size or cache.positions is None:
-        return mask
-    return window.seen(mask, positions, cache.positions[:, : mask.shape[-1]])
-
-
-def _sees_all(mask: Bool[Tensor, "b n m"]) -> bool:
-    """Tell whether this is one token that sees all slots: without a mask attention is faster. GPUs are not asked."""
-    return mask.shape[:2] == (1, 1) and mask.device.type == "cpu" and bool(mask.all())
 
 
 def _context(config: object) -> int:
@@ -385,3 +369,93 @@ def _switches(config: object) -> Iterator[int]:
             if settings.get("rope_type", settings.get("type")) in SWITCHING:
                 size = settings.get(SWITCH) or getattr(config, SWITCH, None)
                 yield from (size,) if size else ()
+
+
+GIB = 1 << 30
+MEMORY_INFO = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
+
+
+def module_of(model: LanguageModel) -> nn.Module | None:
+    """Return the module that a model runs; None if it is none of Hugging Face's, so that nothing is known of it.
+
+    What wraps a model names its `module`.
+    """
+    return model.model if isinstance(model, HuggingFaceModel) else getattr(model, "module", None)
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Return the bytes of a model's weights; 0 if nothing is known of them."""
+    module = module_of(model)
+    return 0 if module is None else sum(one.numel() * one.element_size() for one in module.parameters())
+
+
+def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
+    """Return the bytes of one row: those of all keys and values in `capacity` slots, and those of states.
+
+    What a decoder keeps of an encoder's states depends on these, and is not counted.
+    """
+    found = model.kept
+    if found.numbers or found.remembered:
+        return found.numbers * capacity * model.model.dtype.itemsize + found.remembered
+    config = model.model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * model.layers * kept * capacity * width * model.model.dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that can still be allocated on a device; on a CPU, of the machine's or container's memory.
+
+    What torch keeps on a GPU for later and what the system keeps of files is counted as free.
+    """
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    return min(_machine_bytes(), _container_bytes())
+
+
+def check_memory(models: Sequence[LanguageModel], batch: int, capacity: int) -> None:
+    """Check that the caches of a batch fit into the free memory, as far as the models' caches are known.
+
+    Raises:
+        InvalidParameter: they do not; the text says how much is needed, how much is free, and how many rows fit.
+    """
+    known = [model for model in models if isinstance(model, HuggingFaceModel)]
+    each = sum(cache_bytes(model, capacity) for model in known)
+    free = min((free_bytes(model.device) for model in known), default=0)
+    if each * batch > free:
+        fit = free // each
+        raise InvalidParameter(
+            f"A batch of {batch} texts of up to {capacity} tokens needs {each * batch / GIB:.1f} GiB for keys and "
+            f"values, but {free / GIB:.1f} GiB are free: "
+            + (f"{fit} would fit." if fit else "not even one fits; ask for fewer new tokens.")
+        )
+
+
+def _machine_bytes() -> int:
+    """Return the machine's available memory; where the system does not say, all that it has."""
+    available = _field(MEMORY_INFO, "MemAvailable:")
+    if available is not None:
+        return available * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_bytes() -> int:
+    """Return what the container may still take, if it has a limit; else more than any machine has."""
+    try:
+        limit = (CONTAINER / "memory.max").read_text().strip()
+        used = int((CONTAINER / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 1 << 62
+    return max(0, int(limit) - used + (_field(CONTAINER / "memory.stat", "file") or 0)) if limit.isdigit() else 1 << 62
+
+
+def _field(path: Path, name: str) -> int | None:
+    """Return the number after a name at the beginning of a line; None if there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)

@@ -1,5 +1,6 @@
 """Loading models and tokenizers, by folder or hub name, and the model pair that ships with the package."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,21 +26,20 @@ from transformers import (
 
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch, hint
 from polydraft.fetched import SHIPPED, is_derived
-from polydraft.models.checkpoints import (
+from polydraft.models.anatomy import pack_linear_layers
+from polydraft.models.checkpoints.folders import (
     Source,
     check_tokenizer_files,
     check_weights,
     find,
-    held_back,
     is_gguf,
     read_config,
-    reason,
 )
-from polydraft.models.checks import check_architecture
+from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
+from polydraft.models.checkpoints.silence import held_back, reason
+from polydraft.models.checks.supported import check_architecture
 from polydraft.models.derived import check_word, derived
-from polydraft.models.gguf import alone, check_gguf, unpacked
 from polydraft.models.hugging_face import HuggingFaceModel
-from polydraft.models.packing import pack_linear_layers
 
 MOST_PADDING = 1024
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -172,8 +172,7 @@ def check_same_source(target: nn.Module, draft: nn.Module) -> None:
     names = [str(getattr(one, "name_or_path", "") or "") for one in (target, draft)]
     if not all(names) or names[0] == names[1] or draft.__dict__.get(PLACE) == names[0]:
         return
-    with held_back():
-        tokenizers = [_known_tokenizer(one) for one in (target, draft)]
+    tokenizers = [tokenizer_of(one) for one in (target, draft)]
     if tokenizers[0] is not None and tokenizers[1] is not None:
         check_same_tokens(tokenizers[0], tokenizers[1], *names)
     draft.__dict__[PLACE] = names[0]
@@ -187,14 +186,20 @@ def check_same_tokens(
     Raises:
         VocabularyMismatch: an id stands for different tokens; the text shows the first one.
     """
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    for token, index in sorted(target.get_vocab().items(), key=lambda item: item[1]):
-        if index in theirs and theirs[index] != token:
-            raise VocabularyMismatch(
-                f"{target_name} and {draft_name} have different tokenizers: id {index} is {token!r} in the one "
-                f"and {theirs[index]!r} in the other; take a draft model of the same family."
-            )
+    for index, token, other in differing_tokens(target, draft):
+        raise VocabularyMismatch(
+            f"{target_name} and {draft_name} have different tokenizers: id {index} is {token!r} in the one "
+            f"and {other!r} in the other; take a draft model of the same family."
+        )
     check_same_size(len(target), len(draft))
+
+
+def differing_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> Iterator[tuple[int, str, str]]:
+    """Yield, in order, the ids that stand for different tokens of two tokenizers, with both tokens."""
+    theirs = {index: token for token, index in other.get_vocab().items()}
+    for token, index in sorted(one.get_vocab().items(), key=lambda item: item[1]):
+        if theirs.get(index, token) != token:
+            yield index, token, theirs[index]
 
 
 def check_same_size(target_size: int, draft_size: int) -> None:
@@ -210,7 +215,6 @@ def check_same_size(target_size: int, draft_size: int) -> None:
 
 
 def _device(name: object) -> torch.device:
-    """Return the device of a name, or the device that is passed in its place."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     refused = CheckpointError(f"There is no device {name!r} here; use cpu, or cuda or cuda:1 on a machine with GPUs.")
@@ -227,7 +231,6 @@ def _device(name: object) -> torch.device:
 
 
 def _dtype(name: object, device: torch.device) -> torch.dtype | str:
-    """Return the precision of a name, or the precision that is passed in its place."""
     if name == "auto":
         return "auto" if device.type == "cuda" else torch.float32
     dtype = getattr(torch, name, None) if isinstance(name, str) else name
@@ -238,12 +241,7 @@ def _dtype(name: object, device: torch.device) -> torch.dtype | str:
 
 
 def _checked(name: object) -> Source:
-    """Find a model and check what can be seen of it before it is loaded: the kind first, since damage matters less.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-        UnsupportedModel: it is of a kind that cannot score token trees.
-    """
+    """Find a model and check what can be seen of it before it is loaded: the kind first, since damage matters less."""
     source = find(name)
     if source.gguf:
         check_gguf(Path(source.path) / source.gguf)
@@ -313,23 +311,18 @@ def load_tokenizer(name: str | Path | None = None) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer that lies where a model came from, on this machine; None if it is not found."""
+    """Return the tokenizer that lies where a model came from, on this machine; None if none can be the model's."""
     if not str(getattr(model, "name_or_path", "") or ""):
         return None
-    with held_back():
-        return _known_tokenizer(model)
-
-
-def _known_tokenizer(model: nn.Module) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer beside a model's weights, if it is on this machine and can be the model's."""
     config, name = cast(PreTrainedModel, model).config, Path(str(cast(PreTrainedModel, model).name_or_path))
     place, file = (str(name.parent), name.name) if is_gguf(name) else (str(name), "")
     told = {"gguf_file": file} if file else {}
-    try:
-        with alone(place, file) as path:
-            found = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True, **told)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError):
-        return None
+    with held_back():
+        try:
+            with alone(place, file) as path:
+                found = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True, **told)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError):
+            return None
     return found if len(found) <= config.get_text_config().vocab_size + MOST_PADDING else None
 
 

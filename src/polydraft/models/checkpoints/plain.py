@@ -15,17 +15,18 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from polydraft.errors import CheckpointError
-from polydraft.models.checkpoints.contents import (
+from polydraft.models.checkpoints.folders import (
     CONFIG,
     PICKLED,
     PICKLED_INDEX,
     SAFE,
     SAFE_INDEX,
+    Source,
     config_file,
+    find,
     read_json,
     shards,
 )
-from polydraft.models.checkpoints.model_places import Source, find
 from polydraft.models.checkpoints.silence import reason
 
 MEDUSA = "medusa_lm_head"
@@ -134,7 +135,6 @@ def write_plain(
 
 
 def _file(source: Source, name: str) -> Path | None:
-    """Return a file's place on this machine; None if there is none."""
     if source.is_local:
         path = Path(source.path) / name
         return path if path.is_file() else None

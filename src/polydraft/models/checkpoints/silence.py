@@ -23,7 +23,8 @@ NO_MEMORY = ("can't allocate memory", "out of memory")
 def reason(error: BaseException) -> str:
     """Return why something could not be loaded, as the rest of a sentence without its full stop."""
     text = COLOURS.sub("", str(error))
-    refused = next((one for one in _chain(error) if _is_unsafe(one)), None)
+    pickled = [one for one in _chain(error) if isinstance(one, UnpicklingError)]
+    refused = next((one for one in pickled if "Weights only load failed" in str(one)), None)
     if refused is not None:
         found = UNSAFE.search(str(refused))
         what = f" ({found[1]})" if found else ""
@@ -58,10 +59,6 @@ def _chain(error: BaseException | None) -> list[BaseException]:
         found.append(error)
         error = error.__cause__ or error.__context__
     return found
-
-
-def _is_unsafe(error: BaseException) -> bool:
-    return isinstance(error, UnpicklingError) and "Weights only load failed" in str(error)
 
 
 TALKERS = ("transformers", "huggingface_hub")

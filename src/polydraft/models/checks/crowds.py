@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.models.language_model import LanguageModel
-from polydraft.models.sources.encoded import is_encoder_decoder
+from polydraft.models.sources import is_encoder_decoder
 
 BESIDE = 7
 """How many tokens stand beside the one that is looked at."""

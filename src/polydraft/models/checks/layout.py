@@ -1,20 +1,123 @@
-"""How a model lays things out: how it takes a cache, in which shapes, and the windows of its layers."""
+"""How a model's passes are run and laid out: in evaluation mode, with which cache, in which shapes and windows."""
 
+import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from operator import attrgetter
+from threading import Lock
+from types import MethodType
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel, cache_utils
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, cache_utils
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models.chains.handed import NAME as HANDED
+from polydraft.models.chain_models import HANDED
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.checks.evaluation import device_of, evaluating, for_logits
-from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
+from polydraft.models.sources import decoder_inputs, is_encoder_decoder, stand_in
+
+HOOK = "_hf_hook"
+"""Where accelerate notes on a module what it does before and after its pass."""
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Return the device of a model's passes; "meta" for a model without weights.
+
+    Weights that are offloaded are on the meta device between passes.
+    """
+    if model.device.type != "meta":
+        return model.device
+    devices = (getattr(hook, "execution_device", None) for hook in _hooks(model))
+    return next((torch.device(one) for one in devices if one is not None), model.device)
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Tell whether accelerate brings some of a model's weights for each pass, so that they cannot be read otherwise."""
+    return any(getattr(hook, "offload", False) for hook in _hooks(model))
+
+
+def _hooks(model: nn.Module) -> Iterator[Any]:
+    for part in model.modules():
+        hook = vars(part).get(HOOK)
+        if hook is not None:
+            yield from getattr(hook, "hooks", (hook,))
+
+
+COPIED = (nn.Module, PreTrainedConfig, dict, list, tuple, partial, MethodType)
+"""What is copied; all else that hangs on a model, weights, hooks and caches among it, is its own."""
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def twin_of(model: Model) -> Model:
+    """Return a copy with modules and configurations of its own, in evaluation mode; weights are shared.
+
+    Methods that were put onto a module, as accelerate does to bring weights when they are needed, become those of its
+    copy.
+    """
+    twin = copy.deepcopy(model, memo={id(one): one for part in model.modules() for one in _shared(part)})
+    for part in twin.modules():
+        part.training = False
+    return twin
+
+
+def _shared(value: Any, deepest: int = 3) -> Iterator[Any]:
+    inside: Any = vars(value) if isinstance(value, nn.Module) else value
+    for one in cast(list[Any], list(inside.values()) if isinstance(inside, dict) else list(inside)):
+        if not isinstance(one, COPIED):
+            yield one
+        elif deepest and isinstance(one, dict | list | tuple):
+            yield from _shared(one, deepest - 1)
+
+
+OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+"""Settings of a configuration by which a model returns more than its logits, or computes more of it."""
+TRAINING = attrgetter("training")
+_LOCK = Lock()
+_HELD: dict[int, int] = {}
+"""How many passes hold each module in evaluation mode that was in training, by its identity."""
+
+
+def for_logits(model: PreTrainedModel) -> dict[str, bool]:
+    """Return what a pass is told so that it returns its logits and its cache, whatever the configuration says."""
+    taken = inspect.signature(model.forward).parameters
+    open_to_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    configs = (model.config, model.config.get_text_config(decoder=True))
+    asked = [name for name in OUTPUTS if any(getattr(one, name, False) for one in configs)]
+    told = {name: False for name in asked if open_to_all or name in taken}
+    return told if model.config.return_dict else {**told, "return_dict": True}
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules into evaluation mode for a while; each goes back to its own mode, also after an error.
+
+    Passes of several threads may share modules: the last one that ends gives them their mode back. The flags are set
+    one by one and not by `train`, which some layers override to merge or freeze weights.
+    """
+    held: list[nn.Module] = []
+    try:
+        with _LOCK:
+            if _HELD or any(map(TRAINING, modules)):
+                for one in modules:
+                    if one.training or id(one) in _HELD:
+                        held.append(one)
+                        _HELD[id(one)] = _HELD.get(id(one), 0) + 1
+                        one.training = False
+        yield
+    finally:
+        if held:
+            with _LOCK:
+                for one in held:
+                    _HELD[id(one)] = _HELD.get(id(one), 1) - 1
+                    if not _HELD[id(one)]:
+                        del _HELD[id(one)]
+                        one.training = True
+
 
 PLACE = "polydraft_kept"
 OLD_WORDS = ("past_key_values", "cache_params")
@@ -141,7 +244,6 @@ def _goes_on(model: PreTrainedModel, text: Mapping[str, Any], word: str, cache: 
 
 
 def _bytes(held: Sequence[Any]) -> int:
-    """Return how much memory tensors take; what is none takes nothing."""
     return sum(one.numel() * one.element_size() for one in held if isinstance(one, torch.Tensor))
 
 
@@ -179,12 +281,12 @@ class KeyWindow:
         return self.kind not in KEYLESS
 
     def seen(
-        self, mask: Bool[Tensor, "b n m"], queries: Int[Tensor, "b n"], keys: Int[Tensor, "b m"]
+        self, mask: Bool[Tensor, "b n m"], queries: Int[Tensor, "b n"], keys: Int[Tensor, "b s"] | None
     ) -> Bool[Tensor, "b n m"]:
-        """Return which of the visible keys are read, given the positions of queries and keys."""
-        if self.size is None:
+        """Return which of the visible keys are read, given the positions of queries and of the keys in all slots."""
+        if self.size is None or keys is None or mask.shape[-1] <= self.size:
             return mask
-        queries, keys = queries.unsqueeze(-1), keys.unsqueeze(-2)
+        queries, keys = queries.unsqueeze(-1), keys[:, : mask.shape[-1]].unsqueeze(-2)
         if self.kind == CHUNKED:
             return mask & (queries // self.size == keys // self.size)
         return mask & (queries - keys < self.size)

@@ -6,6 +6,7 @@ prefix, would be decoded from another law than its own as soon as it gets our ma
 
 import copy
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,14 +16,88 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from polydraft.errors import PolydraftError, UnsupportedModel
-from polydraft.models.checks.chain_trial import as_chains, once_and_singly, one_by_one
+from polydraft.models.anatomy import anatomy_of, chosen_precision
 from polydraft.models.checks.crowds import known_crowd, tried_crowd
-from polydraft.models.checks.evaluation import device_of, evaluating, for_logits, twin_of
-from polydraft.models.checks.layout import Windows, cache_name, candidates, narrowed, settings_of
+from polydraft.models.checks.layout import (
+    Windows,
+    cache_name,
+    candidates,
+    device_of,
+    evaluating,
+    for_logits,
+    narrowed,
+    settings_of,
+    twin_of,
+)
 from polydraft.models.checks.supported import reads_prompts_both_ways
-from polydraft.models.language_model import LanguageModel
-from polydraft.models.sources.encoded import decoder_inputs, is_encoder_decoder, stand_in
-from polydraft.models.weights import anatomy_of, chosen_precision
+from polydraft.models.language_model import Cache, LanguageModel
+from polydraft.models.sources import decoder_inputs, is_encoder_decoder, stand_in
+from polydraft.probs import Noise
+
+
+def as_chains(door: LanguageModel, paths: Int[Tensor, "2 4"]) -> Float[Tensor, "2 4 V"]:
+    """Return the logits of two texts that are read in pieces, as chains are: 1, 2 and 1 tokens of the first, 2 and 2.
+
+    Four passes: a token of both; the second's next, from which the first's state goes back; two of both, in slots that
+    are not the same; the first's last. So several tokens and single ones go on from a state and are dropped, from
+    nothing and from zeros, in rows that are equally far and in others.
+    """
+    first = paths[:, :1]
+    cache = door.new_cache(2, 8)
+    scored, ones = _pass(door, cache, first, [0, 0])
+    again, twos = _pass(door, cache, paths[:, 1:2], [1, 1])
+    states = None if ones is None else ones.taken(twos, [1])
+    cache.begin(states)
+    both, threes = _pass(door, cache, torch.stack([paths[0, 1:3], paths[1, 2:4]]), [1, 2])
+    cache.begin(threes)
+    last, _ = _pass(door, cache, torch.stack([paths[0, 3:4], paths[1, 3:4]]), [3, 4])
+    one = torch.cat([scored[0], both[0], last[0]])
+    other = torch.cat([scored[1], again[1], both[1]])
+    if ones is not None:
+        cache.begin(ones.nothing(2))
+        other = torch.cat([_pass(door, cache, paths[:, :2], [0, 0])[0][1], other[2:]])
+    return torch.stack([one, other])
+
+
+def one_by_one(door: LanguageModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
+    """Return the logits of two texts that are read token by token."""
+    cache = door.new_cache(2, 8)
+    tokens = enumerate(paths.split(1, dim=1))
+    return torch.cat([_pass(door, cache, token, [place, place])[0] for place, token in tokens], dim=1)
+
+
+def _pass(
+    door: LanguageModel, cache: Cache, tokens: Int[Tensor, "2 w"], starts: list[int]
+) -> tuple[Float[Tensor, "2 w V"], Any]:
+    """Score tokens behind slots, and return the states that are left."""
+    begin = torch.tensor(starts, device=tokens.device)
+    places = begin.unsqueeze(-1) + torch.arange(tokens.shape[1], device=tokens.device)
+    slots = torch.arange(max(starts) + tokens.shape[1], device=tokens.device)
+    mask = slots <= places.unsqueeze(-1)
+    logits = door.forward(tokens, places, mask, cache, begin).logits
+    return logits.float(), cache.states()
+
+
+def once_and_singly(
+    door: LanguageModel, paths: Int[Tensor, "2 4"]
+) -> Iterator[tuple[Float[Tensor, "2 2 V"], Float[Tensor, "2 2 V"]]]:
+    """Yield the logits of two tokens read at once and one by one, from the same states; nothing without states.
+
+    For each kind of states these are large noise, so that a model shows at any precision whether it heeds them: some
+    read single tokens from their states, and several from nothing.
+    """
+    cache = door.new_cache(2, 8)
+    _, real = _pass(door, cache, paths[:, :2], [0, 0])
+    if real is None:
+        return
+    for kind in real.kinds:
+        noise: Any = real.noisy(kind, Noise.from_seed(0, 1).generators[0])
+        cache.begin(noise)
+        once, _ = _pass(door, cache, paths[:, 2:], [2, 2])
+        cache.begin(noise)
+        singly = [_pass(door, cache, paths[:, place : place + 1], [place, place])[0] for place in (2, 3)]
+        yield once, torch.cat(singly, dim=1)
+
 
 PLACE = "polydraft_tried"
 WIDTH = 4
@@ -147,9 +222,6 @@ def _followed(model: PreTrainedModel, door: TriedModel) -> Windows | None:
 
     They are narrowed on a copy of the model, whose configuration nobody else reads. Layers may have noted the size of
     their window themselves, so that theirs is narrowed too.
-
-    Raises:
-        Exception: whatever the model's code raises, in its own pass or in ours with each of the candidates.
     """
     config = model.config.get_text_config()
     if not settings_of(config):
@@ -165,7 +237,7 @@ def _followed(model: PreTrainedModel, door: TriedModel) -> Windows | None:
     for windows in candidates(config):
         narrow.windows = narrowed(windows, NARROW)
         try:
-            ours = _scored(narrow, tokens, paths)
+            ours = _as_tree(narrow, tokens) if narrow.facts.branches else as_chains(narrow, paths)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  masks of another form than the model takes may fail in any way
@@ -198,7 +270,11 @@ def _try(model: PreTrainedModel, door: TriedModel) -> str | None:
             "models can be used (BERT and its like are with config.is_decoder=True)."
         )
     if door.facts.branches:
-        _check_tree(model, _as_tree(door, tokens), plain)
+        if _parts(model, _as_tree(door, tokens), plain):
+            raise UnsupportedModel(
+                f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
+                "does not follow the attention masks and position ids that it is given."
+            )
         return tried_crowd(door)
     try:
         _check_chains(model, door, paths, plain)
@@ -210,27 +286,9 @@ def _try(model: PreTrainedModel, door: TriedModel) -> str | None:
     return tried_crowd(door)
 
 
-def _check_tree(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> None:
-    """Check that a model scores a tree as it scores the texts of its paths.
-
-    Raises:
-        UnsupportedModel: it does not.
-    """
-    if _parts(model, tree, plain):
-        raise UnsupportedModel(
-            f"{type(model).__name__} scores the branches of a token tree differently from the same texts alone: it "
-            "does not follow the attention masks and position ids that it is given."
-        )
-
-
 def _check_chains(
     model: PreTrainedModel, door: LanguageModel, paths: Int[Tensor, "2 n"], plain: Float[Tensor, "2 n V"]
 ) -> None:
-    """Check that a model goes on from what it remembers.
-
-    Raises:
-        UnsupportedModel: it does not.
-    """
     name, agreeing = type(model).__name__, _agreeing(model)
     if any(_bounds_steps(part) for part in model.modules()):
         raise UnsupportedModel(
@@ -255,10 +313,6 @@ def _bounds_steps(part: Any) -> bool:
     return isinstance(limit, tuple) and bool(limit) and isinstance(limit[0], float) and limit[0] > 0
 
 
-def _scored(door: LanguageModel, tokens: Int[Tensor, " t"], paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
-    return _as_tree(door, tokens) if door.facts.branches else as_chains(door, paths)
-
-
 def _texts(door: LanguageModel) -> tuple[Int[Tensor, " t"], Int[Tensor, "2 n"]]:
     """Return the tokens of the tree, and the texts of its paths."""
     ordinary = door.facts.vocab_size // 3  # first and last tokens are often special
@@ -270,17 +324,14 @@ def _texts(door: LanguageModel) -> tuple[Int[Tensor, " t"], Int[Tensor, "2 n"]]:
 def _parts(model: PreTrainedModel, tree: Float[Tensor, "2 n V"], plain: Float[Tensor, "2 n V"]) -> bool:
     """Tell whether a tree's logits are further from those of its paths than rounding explains."""
     other = _difference(plain[0, -1], plain[1, -1])
-    rounding = _rounding(model) * _spread(plain)
-    return _difference(tree, plain) > NOTICEABLE * other + rounding
+    rounding = HALF_ROUNDING if _in_half(model) else ROUNDING
+    return _difference(tree, plain) > NOTICEABLE * other + rounding * _spread(plain)
 
 
 def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "2 n V"]:
     """Return the logits of whole texts, at positions from 0 as Hugging Face's `generate` gives them.
 
     A model that reads prompts in both directions is asked for a prompt of one token and then writes the others.
-
-    Raises:
-        UnsupportedModel: the model returns logits of other tokens than it reads.
     """
     places, told = torch.arange(paths.shape[1], device=paths.device).expand_as(paths), for_logits(model)
     if reads_prompts_both_ways(model):
@@ -288,7 +339,7 @@ def _plain(model: PreTrainedModel, paths: Int[Tensor, "2 n"]) -> Float[Tensor, "
         steps = zip(paths.split(1, dim=1), places.split(1, dim=1), strict=True)
         found = [model(input_ids=one, position_ids=at, use_cache=True, **cache, **told) for one, at in steps]
         return torch.cat([one.logits for one in found], dim=1).float()
-    given = {"position_ids": places} if _takes(model, "position_ids") else {}
+    given = {"position_ids": places} if "position_ids" in inspect.signature(model.forward).parameters else {}
     text = decoder_inputs(stand_in(model), paths) if is_encoder_decoder(model) else {"input_ids": paths}
     logits = model(**text, use_cache=False, **given, **told).logits.float()
     if logits.shape[1] != paths.shape[1]:
@@ -329,12 +380,7 @@ def _difference(one: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> float
 
 
 def _spread(logits: Float[Tensor, "..."]) -> float:
-    """Return how far logits are from their mean."""
     return _difference(logits, logits.mean(-1, keepdim=True))
-
-
-def _rounding(model: PreTrainedModel) -> float:
-    return HALF_ROUNDING if _in_half(model) else ROUNDING
 
 
 def _agreeing(model: PreTrainedModel) -> float:
@@ -343,10 +389,6 @@ def _agreeing(model: PreTrainedModel) -> float:
 
 def _in_half(model: PreTrainedModel) -> bool:
     return torch.finfo(chosen_precision(device_of(model)) or model.dtype).bits < 32
-
-
-def _takes(model: PreTrainedModel, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
 
 
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:

@@ -65,16 +65,13 @@ class TokenBias:
     def __post_init__(self) -> None:
         for token, value in self.bias.items():
             if not is_whole(token) or not 0 <= token < self.vocab_size:
-                raise InvalidParameter(f"logit_bias has the token {shown(token)}, but tokens are 0 to {self._last}.")
+                last = self.vocab_size - 1
+                raise InvalidParameter(f"logit_bias has the token {shown(token)}, but tokens are 0 to {last}.")
             if not is_number(value) or not -float("inf") < value < float("inf"):
                 raise InvalidParameter(f"logit_bias must hold finite numbers, but has {shown(value)}.")
         row = torch.zeros(self.vocab_size)
         row[list(self.bias)] = torch.tensor(list(self.bias.values()), dtype=row.dtype)
         object.__setattr__(self, "_row", row)
-
-    @property
-    def _last(self) -> int:
-        return self.vocab_size - 1
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the scores with what is added."""

@@ -1,7 +1,7 @@
 """Every argument of Hugging Face's `generate`: honoured exactly, or refused by name."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from polydraft.errors import InvalidParameter, is_number, is_whole, shown
-from polydraft.models.sources.prompts import OF_DECODERS, own_inputs
+from polydraft.models.generation.prompts import OF_DECODERS, own_inputs
 
 HONOURED = frozenset(
     """
@@ -31,20 +31,10 @@ HONOURED = frozenset(
 
 WITH_TOKENS = frozenset(("grammar",))
 """polydraft's own arguments that go the way of Hugging Face's, since the law of the text follows from them."""
-OURS = (
-    "grammar",
-    "drafter",
-    "verifier",
-    "policy",
-    "seed",
-    "generator",
-    "compile",
-    "past",
-    "keep_past",
-    "output_logprobs",
-    "time",
-    "batch_size",
-    "per_prompt",
+OURS = tuple(
+    """
+    grammar drafter verifier policy seed generator compile past keep_past output_logprobs time batch_size per_prompt
+    """.split()
 )
 """polydraft's own arguments beside Hugging Face's."""
 PASSIVE = (None, False)
@@ -260,7 +250,9 @@ def _first(*values: Any) -> Any:
 def _check(name: str, value: Any, refusal: Refusal, place: str = "") -> None:
     if not any(_same(value, off) for off in refusal.off):
         where = f" of {place}" if place else ""
-        raise InvalidParameter(f"{name}={_written(value)}{where} is refused: {refusal.reason}.")
+        said = shown(value)
+        written = f"<{said.removeprefix('of type ')}>" if said.startswith("of type ") else said
+        raise InvalidParameter(f"{name}={written}{where} is refused: {refusal.reason}.")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -271,21 +263,12 @@ def _same(value: Any, other: Any) -> bool:
     return isinstance(value, plain) and isinstance(other, plain) and value == other
 
 
-def _written(value: Any) -> str:
-    return f"<{said.removeprefix('of type ')}>" if (said := shown(value)).startswith("of type ") else said
-
-
 def _unknown(model: PreTrainedModel, name: str) -> str:
     """Return what is to be said of an argument that nobody knows."""
     if name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL:
         return f"{name} is more than text, but {type(model).__name__} reads text alone; leave it out."
-    if name in _inputs(model):
+    prepares = inspect.signature(cast(Any, model).prepare_inputs_for_generation).parameters
+    if name in {*inspect.signature(model.forward).parameters, *prepares}:
         return f"{name} is an input of the model beside its tokens, which polydraft does not hand on; leave it out."
     near = get_close_matches(name, [*HONOURED, *OURS], n=1)
     return f"There is no argument {name!r}" + (f"; did you mean {near[0]}?" if near else "; leave it out.")
-
-
-def _inputs(model: PreTrainedModel) -> Iterable[str]:
-    """Return the names of what the model's forward pass takes, images and the like among them."""
-    prepares = inspect.signature(cast(Any, model).prepare_inputs_for_generation).parameters
-    return {*inspect.signature(model.forward).parameters, *prepares}

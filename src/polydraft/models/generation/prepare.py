@@ -5,6 +5,7 @@ expansion for several return sequences) and then calls `f`. polydraft is such an
 `generate` keeps its name, its default and its meaning.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from transformers.generation.logits_process import (
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
+    MaxTimeCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -33,7 +35,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.checks import check_model, evaluating, sees
+from polydraft.models.checks.layout import evaluating
+from polydraft.models.checks.supported import check_model, sees
 from polydraft.models.generation.arguments import (
     DRAFTING,
     REFUSED,
@@ -43,19 +46,46 @@ from polydraft.models.generation.arguments import (
     check_config,
     require_count,
 )
-from polydraft.models.generation.criteria import Criterion, is_of_rows
 from polydraft.models.generation.processors import RowProcessor, row_processors
-from polydraft.models.grammar import GrammarLogitsProcessor, grammar_processor
-from polydraft.models.sources.encoded import is_encoder_decoder
-from polydraft.models.sources.prompts import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
+from polydraft.models.generation.prompts import IDS, check_begun, check_own_way, main_input, own_inputs, read_size
+from polydraft.models.grammar.masks import GrammarLogitsProcessor, grammar_processor
+from polydraft.models.sources import is_encoder_decoder
 from polydraft.probs import SamplingParams
+
+Criterion = Callable[..., Any]
+KEEPS_NOTHING = (MaxTimeCriteria, StopStringCriteria)
+"""Hugging Face's criteria whose answer depends on the row and the clock alone; a class derived from one may not."""
+
+
+def is_of_rows(criterion: Criterion) -> bool:
+    """Tell whether a criterion may be asked for each row alone: by its very class, or as it says `stateless = True`.
+
+    All others see all rows together, as Hugging Face's `generate` shows them.
+    """
+    return type(criterion) in KEEPS_NOTHING or getattr(criterion, "stateless", False) is True
+
+
+def copied_criterion(criterion: Criterion) -> Criterion:
+    """Return a copy of a criterion, for a text of its own; itself if it is asked for rows alone.
+
+    Raises:
+        InvalidParameter: it cannot be copied.
+    """
+    if is_of_rows(criterion):
+        return criterion
+    try:
+        return copy.deepcopy(criterion)
+    except Exception as error:
+        name = getattr(criterion, "__name__", None) or type(criterion).__name__
+        raise InvalidParameter(
+            f"The stopping criterion {name} cannot be copied for each prompt; call polydraft.generate for each."
+        ) from error
+
 
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 COUNTS = ("max_new_tokens", "max_length", "num_return_sequences")
 OURS_TO_DECIDE = {"stop_strings", "cache_implementation", *DRAFTING} - {"assistant_model"}
 """What Hugging Face is not told: polydraft sees to it."""
-Call = Callable[..., Tensor]
-"""A criterion: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,15 +179,11 @@ def _settled(options: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     configs = (options.get("generation_config"), config)
     strings = [options.get("stop_strings"), *(getattr(one, "stop_strings", None) for one in configs)]
     options["stopping_criteria"] = _with_stop_strings(options, next((one for one in strings if one is not None), None))
-    grammar = grammar_processor(options, model)
-    if grammar is not None:  # Hugging Face puts the filters behind it
+    if options.get("grammar") is not None:  # Hugging Face puts the filters behind it
+        grammar = grammar_processor(options["grammar"], options.get("tokenizer"), model)
         options["logits_processor"] = LogitsProcessorList([*_listed(options.get("logits_processor")), grammar])
-    ours = {
-        "assistant_model",
-        "tokenizer",
-        "grammar",
-        *REFUSED,
-    } - own  # of what is refused, only what asks for nothing comes here
+    # of what is refused, only what asks for nothing comes here
+    ours = {"assistant_model", "tokenizer", "grammar", *REFUSED} - own
     told = {name: value for name, value in options.items() if name not in ours}
     said = {name for name in OURS_TO_DECIDE if any(getattr(one, name, None) is not None for one in configs)}
     return {**told, **dict.fromkeys(said | (told.keys() & OURS_TO_DECIDE))}
@@ -285,14 +311,15 @@ def take_apart(
     )
     own = [count + length for count, length in zip(left, lengths.tolist(), strict=True)]
     begins = [begin + (begin == 1 and config.forced_bos_token_id is not None) for begin in own]
-    given, grammars = _placed(_flat(logits_processor), begins, eos)
+    flat = _flat(logits_processor)
+    given = [one.placed(begins, eos) if isinstance(one, GrammarLogitsProcessor) else one for one in flat]
     params, processors = split_processors(given) if config.do_sample else (SamplingParams(temperature=0), given)
     pad = config.pad_token_id
     criteria: list[Criterion] = [
         one for one in stopping_criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)
     ]
     alone = [one for one in criteria if is_of_rows(one)]
-    ends: list[Any] = [one.endings for one in grammars]
+    ends: list[Any] = [one.endings for one in given if isinstance(one, GrammarLogitsProcessor)]
     return Prepared(
         input_ids=input_ids,
         tokens=tokens,
@@ -310,14 +337,6 @@ def take_apart(
         wants_scores=asked_for("output_scores", config.output_scores),
         wants_logits=asked_for("output_logits", config.output_logits),
     )
-
-
-def _placed(
-    processors: Sequence[Any], begins: Sequence[int], eos: frozenset[int]
-) -> tuple[list[Any], list[GrammarLogitsProcessor]]:
-    """Return the processors with the grammars for the rows of the batch, and these grammars."""
-    found = [one.placed(begins, eos) if isinstance(one, GrammarLogitsProcessor) else one for one in processors]
-    return found, [one for one in found if isinstance(one, GrammarLogitsProcessor)]
 
 
 def _flat(processors: Sequence[Any]) -> list[Any]:

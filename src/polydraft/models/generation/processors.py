@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -23,7 +23,6 @@ from transformers.generation import logits_process
 from transformers.generation.logits_process import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
-    LogitsProcessor,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -31,9 +30,87 @@ from transformers.generation.logits_process import (
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.generation.grammar_forks import fork_of_library, of_row_of_library
 from polydraft.models.generation.processor_trial import Behaviour, behaviour, failure
-from polydraft.models.grammar import GrammarLogitsProcessor
+from polydraft.models.grammar.masks import GrammarLogitsProcessor
+from polydraft.models.sources import row_of
+
+OWN_OF_XGRAMMAR = "xgrammar.contrib.hf.LogitsProcessor"
+
+
+class ReplayedGuide:
+    """A guide of outlines-core that knows the tokens it took: a new one that takes them again is its copy.
+
+    Copying a guide itself writes the whole index into a pickle and back.
+
+    Args:
+        guide: one that took nothing yet, or exactly these tokens.
+        tokens: what it took.
+    """
+
+    def __init__(self, guide: Any, tokens: Sequence[int] = ()) -> None:
+        self.guide, self.tokens = guide, [*tokens]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.guide, name)
+
+    def advance(self, token_id: int, return_tokens: bool = True) -> Any:
+        """Take a token."""
+        found = self.guide.advance(token_id=token_id, return_tokens=return_tokens)
+        self.tokens.append(token_id)
+        return found
+
+    def fork(self, index: Any) -> "ReplayedGuide":
+        """Return a guide in the same state that goes its own way."""
+        twin = type(self.guide)(index)
+        for token in self.tokens:
+            twin.advance(token_id=token, return_tokens=False)
+        return ReplayedGuide(twin, self.tokens)
+
+
+def _full_name(processor: object) -> str:
+    kind = type(processor)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _fork_xgrammar(processor: Any) -> Any:
+    """Share the compiled grammars, which do not change, and fork the matchers, which do."""
+    twin = copy.copy(processor)
+    twin.matchers = [one.fork() for one in processor.matchers]
+    twin.token_bitmask = None if processor.token_bitmask is None else processor.token_bitmask.clone()
+    return twin
+
+
+def _fork_outlines(matchers: str, masks: str, bias: str, forked: Callable[[Any, Any], Any], processor: Any) -> Any:
+    """Fork what a processor of outlines makes at its first call: its matchers, its masks, and a method of its own."""
+    twin = copy.copy(processor)
+    if not processor.is_first_token:
+        setattr(twin, matchers, [forked(processor, one) for one in getattr(processor, matchers)])
+        held = getattr(processor, masks)
+        setattr(twin, masks, held.clone() if isinstance(held, Tensor) else copy.deepcopy(held))
+        setattr(twin, bias, MethodType(getattr(processor, bias).__func__, twin))
+    return twin
+
+
+def _fork_guide(processor: Any, guide: Any) -> Any:
+    if isinstance(guide, ReplayedGuide):
+        return guide.fork(processor.index)
+    begun = guide.get_state() != processor.index.get_initial_state()
+    return copy.copy(guide) if begun else ReplayedGuide(type(guide)(processor.index))
+
+
+_FORKS: dict[str, Callable[[Any], Any]] = {
+    OWN_OF_XGRAMMAR: _fork_xgrammar,
+    "outlines.backends.outlines_core.OutlinesCoreLogitsProcessor": partial(
+        _fork_outlines, "_guides", "_bitmasks", "bias_logits", _fork_guide
+    ),
+    "outlines.backends.llguidance.LLGuidanceLogitsProcessor": partial(
+        _fork_outlines, "ll_matchers", "bitmask", "_bias_logits", lambda _, matcher: matcher.deep_copy()
+    ),
+    "outlines.backends.xgrammar.XGrammarLogitsProcessor": partial(
+        _fork_outlines, "_matchers", "_bitmask", "_bias_logits", lambda _, matcher: matcher.fork()
+    ),
+}
+
 
 Call = Callable[..., Tensor]
 """A processor: Hugging Face annotates its arguments with legacy tensor classes that no tensor is an instance of."""
@@ -69,21 +146,16 @@ UNSUITED = frozenset(
 
 @runtime_checkable
 class RowProcessor(Protocol):
-    """A processor of one row of the batch.
-
-    Args:
-        name: the class of the processor, for statistics.
-        keeps_state: whether its answer depends on earlier calls; it is then called for one node at a time, by a fork.
-    """
+    """A processor of one row of the batch."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The class of the processor, for statistics."""
         ...
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it must be forked for every node."""
+        """Whether its answer depends on earlier calls; it is then called for one node at a time, by a fork."""
         ...
 
     def fork(self, memo: dict[int, Any]) -> "RowProcessor":
@@ -195,7 +267,9 @@ def kind_of(
         raise InvalidParameter(
             f"A logits processor is called with token ids and scores, but one is of type {type(processor).__name__}."
         )
-    known = _stem(type(processor)) if type(processor).__module__ == logits_process.__name__ else ""
+    kind = type(processor)
+    stem = kind.__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
+    known = stem if kind.__module__ == logits_process.__name__ else ""
     if known in UNSUITED:
         raise InvalidParameter(f"{name_of(processor)} is refused: it is not for single rows of text tokens.")
     if known in STATELESS or getattr(processor, "stateless", False) is True:
@@ -212,11 +286,6 @@ def kind_of(
 
 
 def _check_trial(processor: Call, prompt: Int[Tensor, "1 t"], vocab_size: int) -> None:
-    """Check that a processor's own copies answer, so that it is state which makes it serve one row.
-
-    Raises:
-        InvalidParameter: one fails, or answers something else than scores.
-    """
     name = name_of(processor)
 
     def asked(one: Call) -> Call:
@@ -237,7 +306,7 @@ def name_of(processor: object) -> str:
 
 def fork_all(processors: Sequence[RowProcessor]) -> tuple[RowProcessor, ...]:
     """Return copies of a row's processors; objects that they share are shared by the copies."""
-    memo: dict[int, Any] = {}
+    memo = dict[int, Any]()
     return tuple(one.fork(memo) for one in processors)
 
 
@@ -301,7 +370,10 @@ def warn_of_serial(processors: Sequence[RowProcessor]) -> str:
 def _own_fork(processor: object) -> Callable[[], Any] | None:
     """Return the method by which a processor forks itself, or what forks its library's processors; None for others."""
     own = getattr(processor, "fork", None)
-    return own if callable(own) else fork_of_library(processor)
+    if callable(own):
+        return own
+    known = _FORKS.get(_full_name(processor))
+    return None if known is None else partial(known, processor)
 
 
 def _with_cells_of_its_own(function: FunctionType) -> Call:
@@ -314,12 +386,6 @@ def _with_cells_of_its_own(function: FunctionType) -> Call:
     return twin
 
 
-def _stem(kind: type) -> str:
-    """Return the name of a class of Hugging Face's without its ending."""
-    name = kind.__name__
-    return name.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
-
-
 def _of_row(processor: Call, row: int, rows: int) -> Call:
     """Return a processor that can be called for one row of the batch alone."""
     if isinstance(processor, GrammarLogitsProcessor):
@@ -329,38 +395,25 @@ def _of_row(processor: Call, row: int, rows: int) -> Call:
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
         allowed = partial(_for_row, processor._prefix_allowed_tokens_fn, row)
         return _with(processor, _prefix_allowed_tokens_fn=allowed, _num_beams=1)
-    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor | EncoderNoRepeatNGramLogitsProcessor):
-        return _of_prompt(processor, row, rows)
+    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
+        return _with(processor, encoder_input_ids=row_of(processor.encoder_input_ids, row, rows))
+    if isinstance(processor, EncoderNoRepeatNGramLogitsProcessor):
+        place = row * processor.batch_size // rows
+        return _with(processor, generated_ngrams=processor.generated_ngrams[place : place + 1], batch_size=1)
     if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-        own, context = copy.copy(processor), processor.unconditional_context
+        context = processor.unconditional_context
         given = {name: context[name] for name in ("input_ids", "attention_mask") if context[name] is not None}
-        own.unconditional_context = context | {name: _row_of(value, row, rows) for name, value in given.items()}
-        return own
-    return of_row_of_library(processor, row)
+        own = {name: row_of(value, row, rows) for name, value in given.items()}
+        return _with(processor, unconditional_context=context | own)
+    if _full_name(processor) == OWN_OF_XGRAMMAR and len(cast(Any, processor).compiled_grammars) > 1:
+        return _with(processor, compiled_grammars=[cast(Any, processor).compiled_grammars[row]])
+    return processor
 
 
 def _with(processor: Call, **fields: Any) -> Call:
-    """Return a copy of a processor, of its own class, with other fields."""
     own = copy.copy(processor)
     vars(own).update(fields)
     return own
-
-
-def _of_prompt(processor: Any, row: int, rows: int) -> LogitsProcessor:
-    """Return a processor that knows the prompt of one row only."""
-    own: Any = copy.copy(processor)
-    if isinstance(processor, EncoderRepetitionPenaltyLogitsProcessor):
-        own.encoder_input_ids = _row_of(own.encoder_input_ids, row, rows)
-    else:
-        place = row * own.batch_size // rows
-        own.generated_ngrams, own.batch_size = own.generated_ngrams[place : place + 1], 1
-    return own
-
-
-def _row_of(value: Tensor, row: int, rows: int) -> Tensor:
-    """Return one row of a tensor that has a row for each prompt; several returned sequences share a prompt."""
-    place = row * len(value) // rows
-    return value[place : place + 1]
 
 
 def _for_row(allowed: Callable[[int, Tensor], list[int]], row: int, _: int, text: Tensor) -> list[int]:

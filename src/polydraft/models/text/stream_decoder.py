@@ -9,7 +9,63 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from polydraft.errors import InvalidParameter, is_whole, shown
-from polydraft.models.text.stop_strings import StopFilter, checked_stop
+
+
+class StopFilter:
+    """Let a text pass up to the first stop string.
+
+    The first is the one that is complete first; of two that end with the same character it is the longer one. So what
+    passes does not depend on how the text was cut into pieces.
+
+    Args:
+        stop: the strings; none let everything pass at once.
+        included: whether the stop string itself passes too.
+    """
+
+    def __init__(self, stop: Sequence[str], *, included: bool) -> None:
+        self.stop = tuple(stop)
+        self.included = included
+        self.found: str | None = None
+        self._held = ""
+
+    def add(self, text: str, *, looks: bool = True) -> str:
+        """Return the text that is certain to come before a stop string; nothing after one.
+
+        Args:
+            text: what is new.
+            looks: whether a stop string may end with it; one that may not is text like any other.
+        """
+        if self.found is not None:
+            return ""
+        held, text = len(self._held), self._held + text
+        found = ((text.find(one, max(0, held + 1 - len(one))), one) for one in self.stop if looks)
+        ends = [(place + len(one), place, one) for place, one in found if place >= 0]
+        if ends:
+            end, place, self.found = min(ends)
+            self._held = ""
+            return text[: end if self.included else place]
+        most = min(len(text), max(map(len, self.stop), default=1) - 1)
+        kept = next((n for n in range(most, 0, -1) if any(one.startswith(text[-n:]) for one in self.stop)), 0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def rest(self) -> str:
+        """Return what was held back, and no longer is."""
+        text, self._held = self._held, ""
+        return text
+
+
+def checked_stop(stop: object) -> tuple[str, ...]:
+    """Return stop strings, of which one alone may be given, as a tuple.
+
+    Raises:
+        InvalidParameter: they are something else, or one is empty.
+    """
+    given = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, Sequence) or any(not isinstance(one, str) or not one for one in given):
+        raise InvalidParameter(f"stop must be texts of at least one character, but is {shown(stop)}.")
+    return tuple(given)
+
 
 PRINTABLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
 """Bytes that byte-level vocabularies write as themselves; the others are written from U+0100 on, in order."""
@@ -55,10 +111,9 @@ class StreamDecoder:
     """Turn tokens into text piece by piece, without broken characters.
 
     The pieces and the rest together are `tokenizer.decode` of all tokens, without special ones unless they are asked
-    for. Bytes of an unfinished character wait for the
-    others; bytes that can be no character are given as U+FFFD, like `decode` does. Only tokenizers with tokens such as
-    `<0xE2>` for single bytes are an exception: once a character of theirs was given, it is not taken back when an
-    invalid byte follows it.
+    for. Bytes of an unfinished character wait for the others; bytes that can be no character are given as U+FFFD, like
+    `decode` does. Only tokenizers with tokens such as `<0xE2>` for single bytes are an exception: once a character of
+    theirs was given, it is not taken back when an invalid byte follows it.
 
     The text of a token is found by decoding it behind a few tokens that come before it. So the work per token does not
     grow with the text.
@@ -195,7 +250,6 @@ class StreamDecoder:
 
 
 def _common(one: str, other: str) -> int:
-    """Return with how many characters both begin."""
     return next((n for n in range(min(len(one), len(other)), 0, -1) if one[:n] == other[:n]), 0)
 
 

@@ -22,7 +22,7 @@ from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
-from polydraft.models.layers import check_layer
+from polydraft.models.anatomy import check_layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, READ_FINAL_STATE_ONLY, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.row_losses import TargetEnds

@@ -1,8 +1,8 @@
-"""Encoder-decoders: what an encoder makes of its input once, and what the decoder keeps of that."""
+"""What a row reads beside its text: what an encoder made of an input, or a prompt with images that was read."""
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from polydraft.errors import UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.probs import Noise
+from polydraft.probs import Noise, sent
 
 PLACES = 3
 """How many hidden states a stand-in has."""
@@ -132,7 +132,7 @@ def encoded_rows(
             states[row : row + 1],
             None if mask is None else mask[row : row + 1],
             encoder,
-            {name: _row_of(value, row, rows) for name, value in inputs.items()},
+            {name: row_of(value, row, rows) for name, value in inputs.items()},
             _beside(prepared["encoder_outputs"], row, rows),
         )
         for row in range(rows)
@@ -149,7 +149,50 @@ def _beside(made: Any, row: int, rows: int) -> dict[str, Tensor]:
     }
 
 
-def _row_of(value: Tensor, row: int, rows: int) -> Tensor:
+def row_of(value: Tensor, row: int, rows: int) -> Tensor:
     """Return one row of a tensor that has a row for each input; several returned sequences share one."""
     place = row * len(value) // rows
     return value[place : place + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPrompt:
+    """What a model keeps of one row's prompt.
+
+    Args:
+        cache: its keys, in slots from 0 on; None where they were taken over.
+        length: its tokens.
+        offset: what is added to the place of a token behind it, for the token's position.
+        states: what layers without keys remember of all tokens but the last; None of models without such layers.
+    """
+
+    cache: TreeCache | None
+    length: int
+    offset: int
+    states: Any = None
+
+    @property
+    def known(self) -> int:
+        """How many tokens need not be read: all but the last, which is the first tree's root."""
+        return self.length - 1
+
+    def taken_over(self) -> "ReadPrompt":
+        """Return the same without keys and states."""
+        return replace(self, cache=None, states=None)
+
+
+def moved(positions: Int[Tensor, "b n"], cache: TreeCache) -> Int[Tensor, "b n"]:
+    """Return the positions of tokens behind prompts whose last position is not their last place."""
+    offsets = [getattr(source, "offset", 0) for source in cache.sources]
+    return positions + sent(torch.tensor(offsets), positions.device).unsqueeze(-1) if any(offsets) else positions
+
+
+def check_not_again(cache: TreeCache, starts: Int[Tensor, "b"]) -> None:
+    """Check that no pass reads a prompt with images again, which it would read as text.
+
+    Raises:
+        InvalidParameter: one does: rows beside it have more to read.
+    """
+    known = cache.known()
+    if any(known) and any(start < count for start, count in zip(starts.tolist(), known, strict=True)):
+        raise InvalidParameter("A prompt with images is read once; rows beside it must have equally much to read.")

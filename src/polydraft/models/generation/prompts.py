@@ -1,10 +1,10 @@
-"""What a target reads beside its text: inputs of prompts, images among them, and how the models of such take them."""
+"""Prompts: what tokenizers return, what a model reads beside tokens, images among it, and how such prompts are read."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,100 +13,35 @@ from transformers import GenerationMixin, PreTrainedModel
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.silence import first_sentence
-from polydraft.models.checks import cache_in, cache_name, reads_prompts_both_ways, sees
-from polydraft.models.checks.evaluation import evaluating, for_logits
+from polydraft.models.checks.layout import cache_in, cache_name, evaluating, for_logits
+from polydraft.models.checks.supported import reads_prompts_both_ways, sees
 from polydraft.models.checks.trial import agree
-from polydraft.models.language_model import Facts, Forward
-from polydraft.models.sources.encoded import encoded_rows, is_encoder_decoder
-from polydraft.probs import sent
-
-
-@dataclass(frozen=True, eq=False)
-class ReadPrompt:
-    """What a model keeps of one row's prompt.
-
-    Args:
-        cache: its keys, in slots from 0 on; None where they were taken over.
-        length: its tokens.
-        offset: what is added to the place of a token behind it, for the token's position.
-        states: what layers without keys remember of all tokens but the last; None of models without such layers.
-    """
-
-    cache: TreeCache | None
-    length: int
-    offset: int
-    states: Any = None
-
-    @property
-    def known(self) -> int:
-        """How many tokens need not be read: all but the last, which is the first tree's root."""
-        return self.length - 1
-
-    def taken_over(self) -> "ReadPrompt":
-        """Return the same without keys and states."""
-        return replace(self, cache=None, states=None)
-
-
-def moved(positions: Int[Tensor, "b n"], cache: TreeCache) -> Int[Tensor, "b n"]:
-    """Return the positions of tokens behind prompts whose last position is not their last place."""
-    offsets = [getattr(source, "offset", 0) for source in cache.sources]
-    return positions + sent(torch.tensor(offsets), positions.device).unsqueeze(-1) if any(offsets) else positions
-
-
-def check_not_again(cache: TreeCache, starts: Int[Tensor, "b"]) -> None:
-    """Check that no pass reads a prompt with images again, which it would read as text.
-
-    Raises:
-        InvalidParameter: one does: rows beside it have more to read.
-    """
-    known = cache.known()
-    if any(known) and any(start < count for start, count in zip(starts.tolist(), known, strict=True)):
-        raise InvalidParameter("A prompt with images is read once; rows beside it must have equally much to read.")
-
-
-@runtime_checkable
-class PromptReader(Protocol):
-    """A model as the engine runs it."""
-
-    model: PreTrainedModel
-    uncounted: int | None
-
-    @property
-    def facts(self) -> Facts:
-        """What the model says of itself."""
-        ...
-
-    def new_cache(self, batch: int, capacity: int, sources: Sequence[Any] | None = None) -> TreeCache:
-        """Return an empty cache."""
-        ...
-
-    def forward(self, *given: Any, **named: Any) -> Forward:
-        """Score tokens."""
-        ...
+from polydraft.models.hugging_face import HuggingFaceModel
+from polydraft.models.sources import ReadPrompt, encoded_rows, is_encoder_decoder
 
 
 @torch.no_grad()
 def read_prompts(
-    door: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]
+    target: HuggingFaceModel, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]
 ) -> list[ReadPrompt | None]:
     """Read prompts by the model's own code, and check on their last tokens that a text can go on from there.
 
     Args:
-        door: the model.
+        target: the model.
         input_ids: the prompts, padded.
         prepared: the inputs of the model that Hugging Face's `generate` prepared.
 
     Raises:
         UnsupportedModel: the model's own code fails, or what it needs of an image later is not in its keys.
     """
-    if door.facts.remembers and input_ids.shape[1] == 1:
+    if target.facts.remembers and input_ids.shape[1] == 1:
         return [None] * len(input_ids)  # the only token is the first tree's root
-    if door.facts.remembers:
-        return [_with_states(door, input_ids, prepared)]
-    (rows, width), model = input_ids.shape, door.model
+    if target.facts.remembers:
+        return [_with_states(target, input_ids, prepared)]
+    (rows, width), model = input_ids.shape, target.model
     mask = prepared.get("attention_mask")
     real = torch.ones_like(input_ids) if mask is None else mask.to(input_ids.device).long()
-    cache = door.new_cache(rows, width)
+    cache = target.new_cache(rows, width)
     logits, positions = _own_pass(model, input_ids, prepared, cache)
     found: list[ReadPrompt | None] = []
     for row in range(rows):
@@ -115,27 +50,27 @@ def read_prompts(
         place = _position(model, positions, row, last, len(slots))
         read = ReadPrompt(own, len(slots), place - len(slots) + 1)
         if logits.shape[1] == width or last == width - 1:  # else its logits were not asked for
-            _check(door, input_ids[row, last], logits[row, last - width], read)
+            _check(target, input_ids[row, last], logits[row, last - width], read)
         found.append(read)
     return found
 
 
-def _with_states(door: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> ReadPrompt:
+def _with_states(target: HuggingFaceModel, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any]) -> ReadPrompt:
     """Read all of a prompt but the last token, behind which the states of layers without keys are wanted."""
-    model, (rows, length) = door.model, input_ids.shape
+    model, (rows, length) = target.model, input_ids.shape
     if rows > 1 or prepared.get("attention_mask") is not None:
         raise UnsupportedModel(
             f"{type(model).__name__} remembers in states, so prompts with images are read one by one: give one row "
             "without padding and ask for one text, or call polydraft.generate_many."
         )
-    whole = door.new_cache(1, length)
+    whole = target.new_cache(1, length)
     logits, positions = _own_pass(model, input_ids, prepared, whole)
     shorter = {name: prepared[name][..., :-1] for name in BY_TOKEN if prepared.get(name) is not None}
-    cache = door.new_cache(1, length)
+    cache = target.new_cache(1, length)
     _own_pass(model, input_ids[:, :-1], {**prepared, **shorter}, cache)
     offset = _position(model, positions, 0, length - 1, length) - length + 1
     read = ReadPrompt(cache, length, offset, cache.states())
-    _check(door, input_ids[0, -1], logits[0, -1], read)
+    _check(target, input_ids[0, -1], logits[0, -1], read)
     return read
 
 
@@ -146,10 +81,6 @@ def _own_pass(
 
     Returns:
         logits, of the last tokens or of all; and the positions that the model was given.
-
-    Raises:
-        InvalidParameter: the model's own code refuses its inputs.
-        UnsupportedModel: it fails.
     """
     rows, width = input_ids.shape
     mask = prepared.get("attention_mask")
@@ -181,20 +112,15 @@ def _position(model: PreTrainedModel, positions: Tensor | None, row: int, last: 
     return int(own[-1])
 
 
-def _check(door: PromptReader, token: Int[Tensor, ""], own: Float[Tensor, " V"], read: ReadPrompt) -> None:
-    """Score a prompt's last token again, as text.
-
-    Raises:
-        UnsupportedModel: its logits are others than in the model's own pass.
-    """
+def _check(target: HuggingFaceModel, token: Int[Tensor, ""], own: Float[Tensor, " V"], read: ReadPrompt) -> None:
     place = torch.tensor([read.known], device=token.device)
     mask = torch.ones(1, 1, read.length, dtype=torch.bool, device=token.device)
-    again = door.new_cache(1, read.length, [read])
+    again = target.new_cache(1, read.length, [read])
     again.begin(again.states())
-    logits = door.forward(token.view(1, 1), place.unsqueeze(0), mask, again, place).logits[0, -1]
-    if not agree(door.model, logits, own):
+    logits = target.forward(token.view(1, 1), place.unsqueeze(0), mask, again, place).logits[0, -1]
+    if not agree(target.model, logits, own):
         raise UnsupportedModel(
-            f"{type(door.model).__name__} needs more of the prompt's images later than the keys that it kept, so its "
+            f"{type(target.model).__name__} needs more of the prompt's images later than the keys that it kept, so its "
             "text cannot be verified."
         )
 
@@ -203,12 +129,8 @@ KEPT = ("attention_mask", "position_ids", "logits_to_keep", "use_cache")
 """What `model.generate` made that its first pass takes."""
 
 
-def _check_padding(target: PromptReader, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
-    """Check that a text does not begin with padding inside, which some decoders do not count.
-
-    Raises:
-        InvalidParameter: it does, and the model is such.
-    """
+def _check_padding(target: HuggingFaceModel, begun: Int[Tensor, "b t"], mask: Tensor | None) -> None:
+    """Check that a text does not begin with padding inside, which some decoders do not count."""
     if target.uncounted is None:
         return
     inside = begun[:, 1:] == target.uncounted
@@ -220,7 +142,7 @@ def _check_padding(target: PromptReader, begun: Int[Tensor, "b t"], mask: Tensor
 
 
 def sources_of(
-    target: PromptReader, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
+    target: HuggingFaceModel, input_ids: Int[Tensor, "b t"], prepared: Mapping[str, Any], read: Tensor | None
 ) -> Sequence[Any] | None:
     """Return the source of each row: what an encoder made, or a prompt with images that was read; None for text alone.
 
@@ -348,3 +270,150 @@ def check_made_inside(model: PreTrainedModel, input_ids: Tensor, inputs: Mapping
         return
     if places.shape[-2:] != usual.shape or bool(((places - usual) * (usual >= 0)).any()):
         raise InvalidParameter("position_ids is refused: positions follow from attention_mask; leave it out.")
+
+
+MASK = "attention_mask"
+
+
+def prompts_of(input_ids: object, options: dict[str, Any], main: str = IDS) -> tuple[Any, dict[str, Any]]:
+    """Return the prompts and the options of a call, wherever the prompts stand.
+
+    Args:
+        input_ids: the prompts: a tensor, the list of one prompt's token ids, a list of rows of one length, or a mapping
+            with input_ids and attention_mask, each of them such.
+        options: the call's other arguments; `inputs` or `main` among them is another name of the prompts.
+        main: by which name the model takes its prompts.
+
+    Raises:
+        InvalidParameter: prompts are given twice, or not at all, or rows are of different lengths.
+    """
+    options = dict(options)
+    places = [input_ids, *(options.pop(name, None) for name in ("inputs", main))]
+    given = [one for one in places if one is not None]
+    if len(given) != 1:
+        raise InvalidParameter(
+            f"Give prompts once, as {main}."
+            if given
+            else f"There are no prompts: pass {main}" + (", rows of token ids." if main == IDS else ".")
+        )
+    if not isinstance(given[0], Mapping):
+        if not _holds_ids(given[0]):
+            return given[0], options
+        masks = {MASK: _as_rows(options[MASK])} if _holds_ids(options.get(MASK)) else {}
+        return _as_rows(given[0]), {**options, **masks}
+    encoded = {str(name): _as_rows(value) for name, value in cast(Mapping[Any, Any], given[0]).items()}
+    twice = sorted(encoded.keys() & options.keys())
+    if twice or main not in encoded:
+        what = f"{twice[0]} is given twice" if twice else f"The prompts have no {main}"
+        raise InvalidParameter(f"{what}; pass what the tokenizer returns, or its {main} and attention_mask.")
+    return encoded.pop(main), {**options, **encoded}
+
+
+def prompts_by_name(prompts: object) -> dict[Any, Any]:
+    """Return many prompts by name; what a tokenizer returned for several is taken apart, without its padding.
+
+    Args:
+        prompts: a mapping by name, a list, whose names are their places, the rows of a tensor, or what a tokenizer or
+            chat template returned for one prompt or for several.
+
+    Raises:
+        InvalidParameter: they are something else.
+    """
+    if isinstance(prompts, Mapping):
+        if IDS not in prompts:
+            return dict(cast(Mapping[Any, Any], prompts))
+        return dict(enumerate(_rows_of(cast(Mapping[str, Any], prompts))))
+    if _is_row(prompts) or (isinstance(prompts, Tensor | np.ndarray) and len(prompts.shape) == 1):
+        return {0: prompts}
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        what = "a text" if isinstance(prompts, str) else f"of type {type(prompts).__name__}"
+        raise InvalidParameter(f"prompts must be token ids of several prompts, but is {what}.")
+    return dict(enumerate(cast(Iterable[Any], prompts)))
+
+
+def inputs_beside(prompt: object, known: Collection[str]) -> dict[str, Any]:
+    """Return what a processor made of one prompt beside its tokens, such as images, of the inputs that are known."""
+    if not isinstance(prompt, Mapping) or IDS not in prompt:
+        return {}
+    given = cast(Mapping[str, Any], prompt)
+    mask = None if given.get(MASK) is None else torch.as_tensor(_listed(given[MASK])).bool()
+    cut = {name: value for name, value in given.items() if name in known}
+    for name in BY_TOKEN:
+        if mask is not None and isinstance(cut.get(name), Tensor):
+            cut[name] = cut[name][mask.to(cut[name].device)].unsqueeze(0)
+    return cut
+
+
+def one_row(prompt: object, known: Collection[str] = ()) -> object:
+    """Return one prompt as a flat row, if it is one row inside of a list or tensor, or what a tokenizer returned.
+
+    What a processor made beside tokens of the inputs that are `known` is left to `inputs_beside`.
+    """
+    if isinstance(prompt, Mapping) and IDS in prompt:
+        text = {name: value for name, value in cast(Mapping[str, Any], prompt).items() if name not in known}
+        rows = _rows_of(text)
+        if len(rows) != 1:
+            raise InvalidParameter(
+                f"A prompt must be one row of token ids, but is a mapping of {len(rows)} rows; give one for each."
+            )
+        return rows[0]
+    if isinstance(prompt, Tensor | np.ndarray):
+        return prompt[0] if len(prompt.shape) == 2 and prompt.shape[0] == 1 else prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and _is_row(prompt[0]):
+        return cast(list[Any], prompt)[0]
+    return prompt
+
+
+def _rows_of(encoded: Mapping[str, Any]) -> list[Any]:
+    """Return the rows of what a tokenizer returned, without what the mask leaves out."""
+    others = sorted(str(name) for name in encoded.keys() - {IDS, MASK})
+    if others:
+        if others[0] in BY_TOKEN:
+            raise InvalidParameter(
+                f"The tokenizer returned {others[0]} too, which generate_many does not take: pass its input_ids and "
+                "attention_mask."
+            )
+        raise InvalidParameter(
+            f"There is {others[0]} for all prompts together, which generate_many does not take apart: give every "
+            "prompt by itself, as a mapping of what belongs to it, or its input_ids and attention_mask alone."
+        )
+    rows, masks = _listed(encoded[IDS]), _listed(encoded.get(MASK))
+    if masks is None or not isinstance(rows, list):
+        return rows if isinstance(rows, list) else [rows]
+    try:
+        return [[token for token, kept in zip(*both, strict=True) if kept] for both in zip(rows, masks, strict=True)]
+    except (TypeError, ValueError):
+        raise InvalidParameter(
+            "attention_mask must have the shape of input_ids, with 1 for a token and 0 for padding."
+        ) from None
+
+
+def _listed(value: Any) -> Any:
+    """Return ids or a mask as a list of lists, if it can be one."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    return [value] if _is_row(value) else value
+
+
+def _as_rows(value: Any) -> Any:
+    """Return a tokenizer's list or array as a tensor of rows; everything else as it is."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, list):
+        return value
+    try:
+        rows = torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # rows of different lengths, or no numbers
+        raise InvalidParameter(
+            "The tokenizer's rows cannot be put into one tensor; call it with return_tensors='pt' and padding=True."
+        ) from None
+    return rows.unsqueeze(0) if rows.dim() == 1 else rows
+
+
+def _holds_ids(value: object) -> bool:
+    """Tell whether a value is a list of whole numbers, or of such lists: what a tokenizer makes without tensors."""
+    return isinstance(value, list) and bool(value) and (_is_row(value) or all(map(_is_row, cast(list[Any], value))))
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in cast(list[Any], value))
