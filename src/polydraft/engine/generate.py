@@ -4,25 +4,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
-from polydraft.engine.calls.choices import Choices, check_reads, chosen_method, with_hugging_faces_words
-from polydraft.engine.calls.fitting import check_crowd
-from polydraft.engine.calls.output import GenerationOutput, Logprob, checked_logprobs, emitted_rows, in_steps
-from polydraft.engine.calls.past import Past
-from polydraft.engine.calls.predictions import check_predictions, predicting
-from polydraft.engine.defaults import target_model
+from polydraft.engine.choices import (
+    Choices,
+    check_crowd,
+    check_reads,
+    chosen_method,
+    with_hugging_faces_words,
+)
+from polydraft.engine.output import GenerationOutput, Logprob, Past, emitted_rows, in_steps
 from polydraft.engine.run import Run, Setup
-from polydraft.engine.stopping import Ending, JointCriteria
-from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.target_law import Ending, JointCriteria, TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
     OF_A_CALL_THAT_ENDS,
+    CompiledModel,
     HuggingFaceModel,
     Prepared,
     Refusal,
@@ -181,6 +183,21 @@ def stream(
     return run
 
 
+def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:
+    """Return the target as the engine runs it: the model's own code, compiled if asked.
+
+    Raises:
+        InvalidParameter: torch puts new tensors on another device than the CPU, where the engine's own are.
+    """
+    usual = torch.get_default_device()
+    if usual.type != "cpu":
+        raise InvalidParameter(
+            f"torch's default device is {usual}, and polydraft keeps its own numbers on the CPU; leave "
+            "torch.set_default_device out and put the models on their device by model.to."
+        )
+    return CompiledModel(model) if compile else HuggingFaceModel(model)
+
+
 def _run(
     model: nn.Module, input_ids: object, choices: Choices, options: dict[str, Any], besides: Mapping[str, Refusal]
 ) -> tuple[Run, Prepared]:
@@ -238,7 +255,7 @@ def _run_prepared(
         fallback=reason,
         past=choices.past,
         keeps_past=choices.keep_past,
-        logprobs=checked_logprobs(choices.output_logprobs),
+        logprobs=choices.output_logprobs,
         time=choices.time,
         sources=sources,
     )
@@ -342,3 +359,62 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         verifier=run.statistics.verifier,
         lossless=run.statistics.lossless,
     )
+
+
+def predicting(choices: Choices, prediction: object, tokenizer: Any) -> Choices:
+    """Return the choices with a prediction as tokens; unchanged if there is none.
+
+    Args:
+        choices: the call's.
+        prediction: a text, tokens, or tokens for each row.
+        tokenizer: makes tokens of a text; None if the call has none.
+
+    Raises:
+        InvalidParameter: it is something else, or a text, and the tokenizer is missing or none.
+    """
+    if prediction is None:
+        return choices
+    if isinstance(prediction, str):
+        if tokenizer is None:
+            raise InvalidParameter("prediction is a text, for which tokenizer is missing; give it, or token ids.")
+        if not callable(cast(object, tokenizer)):
+            raise InvalidParameter(f"tokenizer must be the target's tokenizer, but is {shown(tokenizer)}.")
+        return replace(choices, prediction=_row(tokenizer(prediction, add_special_tokens=False)["input_ids"]))
+    given = prediction.tolist() if isinstance(prediction, Tensor) else prediction
+    if isinstance(given, Sequence) and given and all(isinstance(one, Sequence | Tensor) for one in given):
+        return replace(choices, prediction=tuple(_row(one) for one in given))
+    return replace(choices, prediction=_row(given))
+
+
+def check_predictions(prediction: object, rows: int, vocab_size: int) -> None:
+    """Check that there is one prediction for all rows, or one for each, of tokens that the target has.
+
+    Raises:
+        InvalidParameter: there is another number of them, or a token is none of the target's.
+    """
+    if isinstance(prediction, tuple):
+        nested = isinstance(prediction[0], tuple)
+        told = cast(tuple[tuple[int, ...], ...], prediction if nested else (prediction,))
+        most = max(map(max, told))
+        if most >= vocab_size:
+            raise InvalidParameter(
+                f"prediction has the token {shown(most)}, but the target has {vocab_size} tokens; give a text of the "
+                "target's own tokenizer."
+            )
+    if isinstance(prediction, tuple) and isinstance(prediction[0], tuple):
+        found = len(cast(tuple[object, ...], prediction))
+        if found != rows:
+            raise InvalidParameter(f"There are {found} predictions for {rows} rows; give one for all, or one for each.")
+
+
+def _row(given: Any) -> tuple[int, ...]:
+    """Return one row's tokens.
+
+    Raises:
+        InvalidParameter: they are none.
+    """
+    tokens: Any = given.tolist() if isinstance(given, Tensor) else given
+    listed = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
+    if not listed or not tokens or not all(is_whole(one) and int(one) >= 0 for one in tokens):
+        raise InvalidParameter(f"prediction must be a text or token ids, at least one, but is {shown(given)}.")
+    return tuple(int(one) for one in tokens)

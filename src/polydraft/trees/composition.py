@@ -17,8 +17,7 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme
-from polydraft.trees.shape import Topology
-from polydraft.trees.tree import Draft, Riders, TokenTree, Verdict
+from polydraft.trees.tree import Draft, Riders, TokenTree, Topology, Verdict
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ follows from: it gives the nodes that are left no children, and a count may depe
 (`trees.growing.growth` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
 are errors of pairing at any depth, since a user has to mend them and no text comes out.
 
-**What is proposed is looked at here**, depth by depth, before anything is drawn from it (`trees.sound`): a row that
+**What is proposed is looked at here**, depth by depth, before anything is drawn from it (`trees.frontier`): a row that
 is no law of distinct tokens makes its node a leaf, and what are no rows of these nodes is an error like any other. So
 whatever is wrong, what was drawn above it stays, and what comes below is as if it had never been asked for. The
 finished draft is noted in the noise: whoever asked for it has what was drawn, even if the drafter raises behind growth.
@@ -30,13 +30,11 @@ from torch import Tensor
 
 from polydraft.probs import Noise, sent
 from polydraft.schemes import Scheme, Uniforms
-from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose, ProposedRows, alike, both, usable_rows
 from polydraft.trees.growing.growth import GrowingPolicy
 from polydraft.trees.growing.open_tree import OpenTree
 from polydraft.trees.policy import TreePolicy
-from polydraft.trees.shape import TreeShape, topology
-from polydraft.trees.sound import ProposedRows, alike, both, usable_rows
-from polydraft.trees.tree import Draft, TokenTree
+from polydraft.trees.tree import Draft, TokenTree, TreeShape, topology
 
 
 def grow(

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole, shortened
 from polydraft.schemes import Scheme
-from polydraft.trees.shape import MOST_NODES, TreeShape
-from polydraft.trees.tree import TokenTree, Verdict
+from polydraft.trees.tree import MOST_NODES, TokenTree, TreeShape, Verdict
 
 
 class TreePolicy:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.errors import InvalidParameter, is_number, is_whole, shortened
-from polydraft.trees.shape import MOST_NODES, TreeShape
+from polydraft.trees.tree import MOST_NODES, TreeShape
 
 ROUNDING = 1e-6
 """What rates may exceed one by in total."""

@@ -10,7 +10,7 @@ from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape
-from polydraft.trees.sound import distinct, laws
+from polydraft.trees.frontier import distinct, laws
 
 
 def checked(

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from polydraft.catalogue import blamed
 from polydraft.drafters import Drafter, DraftRequest, is_sound
-from polydraft.engine.clock import Clock
+from polydraft.engine.emission import Clock
 from polydraft.engine.loop.batch import FREE, Batch, Part
 from polydraft.engine.loop.checking import checked
-from polydraft.engine.stopping import shortened
+from polydraft.engine.target_law import shortened
 from polydraft.errors import InvalidDraft
 from polydraft.probs import Noise, sent
 from polydraft.reading import Step, Text

@@ -23,7 +23,7 @@ shows that, and the warning says that this step's tokens may not follow the targ
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from polydraft.engine.clock import Clock
+from polydraft.engine.emission import Clock
 from polydraft.engine.loop.batch import Batch, Part, joined
 from polydraft.engine.loop.drafting import Drafted, drafted, reason_of, told_what_was_kept
 from polydraft.probs import Noise

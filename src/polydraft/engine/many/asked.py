@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.engine.calls.choices import (
+from polydraft.engine.choices import (
     Choices,
     chosen_method,
 )
-from polydraft.engine.calls.output import Logprob
-from polydraft.engine.calls.predictions import check_predictions, predicting
-from polydraft.engine.generate import row_endings, row_laws
+from polydraft.engine.generate import check_predictions, predicting, row_endings, row_laws
 from polydraft.engine.loop.batch import Method
 from polydraft.engine.many.running import Request
+from polydraft.engine.output import Logprob
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (
