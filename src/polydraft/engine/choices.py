@@ -22,7 +22,6 @@ from polydraft.catalogue import (
     word_of,
 )
 from polydraft.drafters import (
-    Defaults,
     Drafter,
     ModelDrafter,
     NgramDrafter,
@@ -88,7 +87,7 @@ def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
     that have none, chains are verified as blocks and trees by the optimal rule of a node, as far as there are these for
     the scheme; else by naive match, which is exact for all.
     """
-    scheme = _usual(drafter, params).scheme
+    scheme = (drafter.defaults(params) or model_defaults(params)).scheme
     usual = (DRAWN if params.temperature else CERTAIN).get(scheme)
     if usual is not None and drafts_under(drafter, usual.scheme):
         return usual
@@ -104,7 +103,7 @@ def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
 
     `polydraft tune` finds better ones for other models and machines than those that were measured.
     """
-    return _usual(drafter, params).policy
+    return (drafter.defaults(params) or model_defaults(params)).policy
 
 
 def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device, *, fixed: bool = False) -> Drafter:
@@ -136,10 +135,6 @@ def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafte
     if not isinstance(drafter, nn.Module):
         return drafter
     return ModelDrafter(draft_model(drafter, compile=compile))
-
-
-def _usual(drafter: Drafter, params: SamplingParams) -> Defaults:
-    return drafter.defaults(params) or model_defaults(params)
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
@@ -348,11 +343,7 @@ def _loaded(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
 
 
 def _check_no_other_word(given: str | Path) -> None:
-    """Check that a name of no folder is no word that means something elsewhere: hubs have no such models.
-
-    Raises:
-        InvalidParameter: it is, or it is like a drafter's word.
-    """
+    """Check that a name of no folder is no word that means something elsewhere: hubs have no such models."""
     word, colon, _ = str(given).partition(":")
     if is_known(str(given)) or is_derived(given):
         return

@@ -127,8 +127,8 @@ class Statistics:
         offered_at, accepted_at, sources = [*self.offered_at], [*self.accepted_at], {**self.sources}
         for row in block.rows.values():
             new_tokens, drafted, accepted = new_tokens + len(row.tokens), drafted + row.drafted, accepted + row.accepted
-            _count(offered_at, row.offered)
-            _count(accepted_at, row.kept)
+            _add_lists(offered_at, [1] * row.offered)
+            _add_lists(accepted_at, [1] * row.kept)
             if row.source:
                 _add_source(sources, row.source, (row.drafted, row.accepted))
         vars(self).update(
@@ -235,10 +235,6 @@ def names_of(rules: Sequence[str]) -> str:
 def _add_source(sources: dict[str, tuple[int, int]], name: str, more: tuple[int, int]) -> None:
     drafted, accepted = sources.get(name, (0, 0))
     sources[name] = (drafted + more[0], accepted + more[1])
-
-
-def _count(totals: list[int], reached: int) -> None:
-    _add_lists(totals, [1] * reached)
 
 
 def _add_lists(totals: list[int], more: list[int]) -> None:

@@ -57,15 +57,13 @@ class Past:
         return self.reader.kept(0, int(differ[0]) if len(differ) else common)
 
 
-def check_past(past: object, target: LanguageModel, prompt: Text, *, keeps: bool = False, alone: bool = True) -> None:
-    """Check that a run can go on from a past, and keep one if it is to.
+def check_past(past: object, target: LanguageModel, prompt: Text, *, alone: bool = True) -> None:
+    """Check that a run can go on from a past, or keep one where there is none yet.
 
     Raises:
         InvalidParameter: there are several rows, or they are not text `alone`; this is no past, or one of another model
             or the model has changed since.
     """
-    if past is None and not keeps:
-        return
     name, rows = "keep_past" if past is None else "past", len(prompt.lengths)
     if not alone:
         raise InvalidParameter(f"{name} is for prompts of plain text, read in one direction; leave it out.")
@@ -230,11 +228,6 @@ def emitted_rows(block: Block, laws: tuple[TargetLaw, ...]) -> dict[int, tuple[T
         nodes = [0, *block.verdict.path[row].tolist()][: len(gained.tokens)]
         found[row] = block.logits[row, nodes], filtered_scores(block.scores[row, nodes], laws[row].params)
     return found
-
-
-def scores_of(block: Block, laws: tuple[TargetLaw, ...]) -> dict[int, Tensor]:
-    """Return, of every row that gained tokens, the final scores "s V" that each was chosen by."""
-    return {row: scores for row, (_, scores) in emitted_rows(block, laws).items()}
 
 
 def in_steps(rows: list[list[Float[Tensor, "_ V"]]]) -> Rows:

@@ -186,7 +186,8 @@ class Run:
     """
 
     def __init__(self, setup: Setup, noise: Noise) -> None:
-        check_past(setup.past, setup.target, setup.prompt, keeps=setup.keeps_past, alone=setup.sources is None)
+        if setup.past is not None or setup.keeps_past:
+            check_past(setup.past, setup.target, setup.prompt, alone=setup.sources is None)
         check_room(setup.prompt, setup.endings)
         check_drafting(setup.method)
         self.setup = setup
@@ -251,7 +252,6 @@ class Run:
         return block
 
     def _tell_of_context(self) -> None:
-        """Warn, once, where the model's context left no room for what was asked for."""
         if "context" in self.finish and not self._told:
             self._told = True
             warn_of_context(self.setup.target.facts.context)

@@ -81,13 +81,14 @@ class TargetLaw:
         for depth in range(int(depths.max()) + 1):
             reached |= self._reached(result, tree, row, depth, reached)
             nodes = (reached & (depths == depth)).nonzero().squeeze(-1)
-            waiting = [(group, False) for group in self._groups(nodes)]
+            groups = nodes.split(1) if self.keeps_state else (nodes,)
+            waiting = [(group, False) for group in groups if len(group)]
             while waiting:
                 group, again = waiting.pop(0)
                 known = after.get(parents[int(group[0])], self.processors)
                 own = fork_all(known) if self.keeps_state else known
-                drafts = path_tokens(tree, row, group, depth)
-                history = torch.cat([past.expand(len(group), -1), drafts], dim=-1)
+                on_path = tree.ancestors[row, group, 1:].nonzero()[:, 1].view(len(group), depth) + 1
+                history = torch.cat([past.expand(len(group), -1), tree.tokens[row, on_path]], dim=-1)
                 try:
                     changed = result[group]
                     for processor in own:
@@ -105,12 +106,6 @@ class TargetLaw:
                     continue
                 after.update({int(group[0]): own} if self.keeps_state else {})
         return result.to(scores.dtype), after
-
-    def _groups(self, nodes: Int[Tensor, " f"]) -> Sequence[Int[Tensor, " g"]]:
-        """Return the nodes of a depth that are processed together."""
-        if not len(nodes):
-            return ()
-        return nodes.split(1) if self.keeps_state else (nodes,)
 
     def _reached(
         self, result: Float[Tensor, "n V"], tree: TokenTree, row: int, depth: int, reached: Bool[Tensor, " n"]
@@ -182,12 +177,6 @@ def _probs(laws: Sequence[TargetLaw], scores: Float[Tensor, "b n V"], *, check: 
     if len({law.params for law in laws}) == 1:
         return to_probs(scores, laws[0].params, check=check)
     return torch.stack([to_probs(scores[row], law.params, check=check) for row, law in enumerate(laws)])
-
-
-def path_tokens(tree: TokenTree, row: int, nodes: Int[Tensor, " f"], depth: int) -> Int[Tensor, "f D"]:
-    """Return the drafts on the path to each node, root excluded; all nodes lie at the same depth."""
-    on_path = tree.ancestors[row, nodes, 1:].nonzero()[:, 1].view(len(nodes), depth) + 1
-    return tree.tokens[row, on_path]
 
 
 Scores = tuple[Float[Tensor, "b V"], ...]
@@ -350,7 +339,10 @@ def warn_of_context(context: int) -> None:
 
 
 def in_step(
-    endings: Sequence[Ending], block: Block, counts: Sequence[int], scores: Callable[[], Mapping[int, Tensor]]
+    endings: Sequence[Ending],
+    block: Block,
+    counts: Sequence[int],
+    chosen_by: Callable[[], Mapping[int, tuple[Tensor, Tensor]]],
 ) -> tuple[dict[int, Emission], Verdict]:
     """Return what rows gain where criteria see all of them together, and the verdict by which they gain it.
 
@@ -358,12 +350,13 @@ def in_step(
         endings: where the rows end.
         block: what each would gain by itself.
         counts: the rows' tokens before the step.
-        scores: returns, of every row that gains tokens, the scores by which they were chosen.
+        chosen_by: returns, of every row that gains tokens, the logits and the scores by which they were chosen.
     """
     together = endings[0].together
     if together is None or not block.rows:
         return block.rows, block.verdict
-    found = together.cut(block.rows, counts, scores() if together.scored else {})
+    scores = {row: own for row, (_, own) in chosen_by().items()} if together.scored else {}
+    found = together.cut(block.rows, counts, scores)
     fewer = {row: len(one.tokens) for row, one in found.items() if not one.finish}
     return found, shortened(block.verdict, block.tree, fewer)
 

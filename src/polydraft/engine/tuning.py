@@ -275,7 +275,11 @@ def planned(
             effort=QUICK,
             on_progress=on_progress,
         ).trees[0]
-        tree = fresh if tree is None else _with_costs(tree, fresh.costs, plan)
+        if tree is None:
+            tree = fresh
+        else:
+            shape = searched(tree.acceptance, fresh.costs, plan.max_nodes, plan.max_depth)
+            tree = replace(tree, costs=fresh.costs, shape=shape)
     drafts = bool(tree.shape.counts)
     return {"drafter": drafter if drafts else NoDraft(), "verifier": rule, "policy": Fixed(tree.shape)}
 
@@ -386,11 +390,6 @@ def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: Tree
             seen.extend(recording.visits())
         task.on_progress(f"generating, temperature {params.temperature:g}", done, len(task.prompts))
     return _Watched(seen, max(0.0, median(drafted)), max(0.0, median(plain)))
-
-
-def _with_costs(tree: TunedTree, costs: StepCosts, plan: PairPlan) -> TunedTree:
-    shape = searched(tree.acceptance, costs, plan.max_nodes, plan.max_depth)
-    return replace(tree, costs=costs, shape=shape)
 
 
 def _rests(run: Run) -> Iterator[float]:

@@ -107,11 +107,7 @@ def usable_rows(
 def _of_these(
     found: Any, frontier: Frontier, first: Float[Tensor, "b _ *J K"] | None
 ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-    """Return what was proposed, if it is a list and rows for every node.
-
-    Raises:
-        InvalidDraft: it is not.
-    """
+    """Return what was proposed, if it is a list and rows for every node."""
     pair: tuple[Any, ...] = cast(tuple[Any, ...], found) if isinstance(found, tuple) else ()
     if len(pair) != 2:
         raise InvalidDraft(f"The proposal must be lists and rows, but is a {type(cast(object, found)).__name__}.")

@@ -68,25 +68,11 @@ def grow(
     """
     shape = policy.shape  # read once: a policy may choose another one at any time
     policy.check(scheme)
-    if shape.counts:
-        tree = OpenTree(root, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(root, policy, shape)
-        draft = _grown(tree, scheme, propose, noise, overlap, trusted=trusted)
-    else:
+    if not shape.counts:
         draft = Draft.nothing(root)
-    noise.note((draft if trusted else draft.copied(), scheme))
-    return draft
-
-
-def _grown(
-    tree: "ShapedTree | OpenTree",
-    scheme: Scheme,
-    propose: Propose,
-    noise: Noise,
-    overlap: Overlap | None,
-    *,
-    trusted: bool,
-) -> Draft:
-    """Expand a tree depth by depth, until it has no frontier any more or something fails."""
+        noise.note((draft if trusted else draft.copied(), scheme))
+        return draft
+    tree = OpenTree(root, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(root, policy, shape)
     failure: Exception | None = None
     try:
         while (frontier := tree.frontier()) is not None:
@@ -101,7 +87,9 @@ def _grown(
         if not tree.depth:
             raise
         failure = error
-    return tree.draft(failure)
+    draft = tree.draft(failure)
+    noise.note((draft if trusted else draft.copied(), scheme))
+    return draft
 
 
 def _uniforms(
@@ -252,7 +240,6 @@ def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
 
 
 def _with_leaves(rows: Shaped[Tensor, "b f ..."], leaves: int, empty: float) -> Shaped[Tensor, "b g ..."]:
-    """Append empty rows for nodes without children."""
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, leaves), value=empty) if leaves else rows
 
 

@@ -58,8 +58,9 @@ def check_drafting(method: Method) -> None:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if proposes(drafter):
         most = policy.largest.max_children
-        require_pairs(verifier.scheme, most)
-        require_few(verifier, most)
+        if most > 1:  # chains suit every scheme and rule
+            require_pairs(verifier.scheme, most)
+            require_few(verifier, most)
         policy.check(verifier.scheme)
 
 

@@ -113,7 +113,6 @@ def settled(found: Sequence[Part], batch: int) -> list[Part]:
 
 
 def _of_row(draft: Draft | Pieces | None, place: int) -> Draft | None:
-    """Return what was drafted for one row."""
     if draft is None:
         return None
     piece = next(one for one in in_pieces(draft) if place in one.rows)

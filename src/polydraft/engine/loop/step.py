@@ -17,17 +17,17 @@ from polydraft.engine.loop.drafting import (
     beside,
     drafted,
     joint,
+    known_tokens,
     lent,
     proposed,
     reason_of,
     request_of,
-    scored_trees,
     told_of,
     told_what_was_kept,
     verdicts,
 )
 from polydraft.engine.loop.faults import NO_LAW, committed_apart, drafted_apart, row_by_row, settled, without_rows
-from polydraft.engine.output import Past, check_keys, scores_of
+from polydraft.engine.output import Past, check_keys, emitted_rows
 from polydraft.engine.target_law import Ending, TargetLaw, TargetRows, in_step, target_rows
 from polydraft.errors import ContextOverflow
 from polydraft.models import LanguageModel
@@ -76,7 +76,7 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
     asked = [_asked(part, batch, fresh, clock, mends) for part in batch.parts]
     drafts = [(one.before.method, piece) for found, _ in asked for one in found for piece in one.pieces]
     pieces = [piece for _, piece in drafts]
-    tree = stacked_tree(scored_trees(pieces, vocab))
+    tree = stacked_tree([(piece.rows, known_tokens(piece.draft, vocab)) for piece in pieces])
     with clock.charge("target"):
         scored, reader = batch.reader.score(text, tree, beside(pieces, tree, vocab))
     target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock)
@@ -87,9 +87,9 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
         others = [row for row in range(len(batch)) if row not in lost]  # whose numbers were drawn before
         both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
         verdict, told = told_of(tree, joint(both), target.usable, batch.going)
-    gains = _with_sources(_emissions(told, batch, target.scores), drafts)
+    gains = _emissions(told, drafts, batch, target.scores)
     chosen_by = Block(gains, tree, verdict, scored.logits, target.scores)
-    gains, verdict = in_step(batch.endings, chosen_by, text.counts, lambda: scores_of(chosen_by, batch.laws))
+    gains, verdict = in_step(batch.endings, chosen_by, text.counts, lambda: emitted_rows(chosen_by, batch.laws))
     taken = Step(text, tree, scored, target.probs, verdict)
     extended, over = _extended(text, gains), frozenset(row for row, gained in gains.items() if gained.finish)
     kept = [_kept(found, said, batch, fresh, taken, (extended, over), clock, mends) for found, said in asked]
@@ -214,33 +214,30 @@ def _with_plain_roots(batch: Batch, scored: Scored, lost: Sequence[int]) -> Scor
     return scored
 
 
-def _emissions(told: Sequence[Sequence[int]], batch: Batch, scores: Float[Tensor, "b n V"]) -> dict[int, Emission]:
-    """Cut each unfinished row's gain at its end, given what was told of the verdict.
-
-    Raises:
-        InvalidProbabilities: the logits behind the text of a row that has not ended are not usable.
-    """
+def _emissions(
+    told: Sequence[Sequence[int]],
+    drafts: Sequence[tuple[Method, Piece]],
+    batch: Batch,
+    scores: Float[Tensor, "b n V"],
+) -> dict[int, Emission]:
+    """Cut each unfinished row's gain at its end, given what was told of the verdict; say who drafted, by which rule."""
     for row in batch.going:
         if not told[row][0]:
             to_probs(scores[row, 0], batch.laws[row].params)  # which raises, and says why
-    lengths = batch.text.counts
+    who = {
+        row: (piece.draft.source or drafts_name(method.drafter), method.verifier)
+        for method, piece in drafts
+        for row in piece.rows
+    }
     gains: dict[int, Emission] = {}
     for row in sorted(batch.going):
-        _, kept, drafts, more, *tokens = told[row]
-        past = batch.text.tokens[row, : lengths[row]]
-        gains[row] = batch.endings[row].cut(past, tokens[: kept + 1], kept, drafts, bool(more))
+        _, kept, drafted, more, *tokens = told[row]
+        past = batch.text.tokens[row, : batch.text.counts[row]]
+        gained = batch.endings[row].cut(past, tokens[: kept + 1], kept, drafted, bool(more))
+        source, rule = who[row]
+        source = source if gained.drafted else ""
+        gains[row] = replace(gained, source=source, verifier=rule.name, lossless=rule.lossless)
     return gains
-
-
-def _with_sources(gains: dict[int, Emission], drafts: Sequence[tuple[Method, Piece]]) -> dict[int, Emission]:
-    """Say of each gain who drafted, if somebody did, and by which rule it was verified."""
-    named = ((piece, piece.draft.source or drafts_name(method.drafter), method.verifier) for method, piece in drafts)
-    names = {row: (name, rule) for piece, name, rule in named for row in piece.rows}
-    told = ((row, one, *names[row]) for row, one in gains.items())
-    return {
-        row: replace(one, source=name if one.drafted else "", verifier=rule.name, lossless=rule.lossless)
-        for row, one, name, rule in told
-    }
 
 
 def _extended(text: Text, rows: dict[int, Emission]) -> Text:

@@ -131,7 +131,6 @@ class ManyRun:
         return text
 
     def _tell_of_context(self) -> None:
-        """Warn, once, where the model's context left no room for what was asked for."""
         if self._cut:
             self._cut = False
             warn_of_context(self.setup.target.context)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from polydraft.drafters import Drafter, Session, resumed
 from polydraft.engine.loop.batch import Batch, Part, attempt
@@ -76,12 +75,8 @@ def copied(past: Past, part: Part) -> Past:
 def _tells(past: Past, other: Past) -> bool:
     """Tell whether all that one past knows of its text is known of another's, too."""
     ours, theirs = past.text.tokens[0], other.text.tokens[0]
-    return _begins(ours, theirs) and past.reader.kept(0, len(theirs) - 1) >= other.reader.read[0]
-
-
-def _begins(text: Tensor, other: Tensor) -> bool:
-    """Tell whether a text begins with another."""
-    return len(text) >= len(other) and torch.equal(text[: len(other)], other)
+    begins = len(ours) >= len(theirs) and torch.equal(ours[: len(theirs)], theirs)
+    return begins and past.reader.kept(0, len(theirs) - 1) >= other.reader.read[0]
 
 
 LEAST_READ = 16

@@ -299,7 +299,6 @@ class RunningBatch:
 
     @torch.inference_mode()
     def _idle(self, params: SamplingParams) -> Batch:
-        """Return a batch of idle rows, of one token each."""
         tokens = torch.zeros(self.size, 1, dtype=torch.int64, device=self.target.facts.device)
         laws, endings = (TargetLaw(params),) * self.size, (Ending(max_length=self.capacity),) * self.size
         prompts = Prompts(Text(tokens, torch.ones_like(tokens[:, 0])), laws, endings, Noise.from_seed(0, self.size))

@@ -43,10 +43,6 @@ class DrawnLevel:
         there, path = torch.ones_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.float64)
         return cls(tokens, absent, there, absent, path, absent)
 
-    def numbered(self, places: Int[Tensor, "b f"], numbers: Int[Tensor, "b f"]) -> "DrawnLevel":
-        """Return the level with the numbers of the nodes at these places among the scored ones."""
-        return replace(self, scored=self.scored.scatter(-1, places, numbers))
-
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
@@ -94,7 +90,6 @@ def numbered(root: Int[Tensor, "b"], levels: list[DrawnLevel], proposals: list[P
 
 
 def _as_many(laws: list[Float[Tensor, "b _ ..."]]) -> list[Float[Tensor, "b _ ..."]]:
-    """Give the nodes of all depths the same number of draft rows, by repeating the last."""
     if laws[0].dim() == 3:
         return laws
     most = max(law.shape[2] for law in laws)
@@ -203,7 +198,7 @@ class OpenTree:
         nodes = one.frontier.nodes
         numbers = torch.arange(nodes.start, nodes.stop, device=one.places.device).where(one.there, -1)
         self._sound = both(self._sound, None if found.sound is None else found.sound | ~one.there)
-        self._levels[-1] = above.numbered(one.places, numbers)
+        self._levels[-1] = replace(above, scored=above.scored.scatter(-1, one.places, numbers))
         self._proposals.append(Proposal(one.frontier, found.listed, law))
         self.first = found.probs if self.first is None else self.first
         if children is None:

@@ -104,7 +104,9 @@ class Confident(GrowingPolicy):
     def __post_init__(self) -> None:
         _ = Widths(self.widths)
         require_share("threshold", self.threshold)
-        _require_confidence(self.confidence)
+        given = cast(object, self.confidence)
+        if isinstance(given, type) or not isinstance(given, Confidence):
+            raise InvalidParameter(f"confidence must be one such as TokenProbability(), but is {given!r}.")
 
     @property
     def shape(self) -> TreeShape:
@@ -127,11 +129,6 @@ class Confident(GrowingPolicy):
     def counts(self, opened: Opened) -> Int[Tensor, "b f"]:
         """Give every open node the width of its depth."""
         return torch.full_like(opened.there, self.widths[opened.depth], dtype=torch.int64)
-
-
-def _require_confidence(value: object) -> None:
-    if isinstance(value, type) or not isinstance(value, Confidence):
-        raise InvalidParameter(f"confidence must be one such as TokenProbability(), but is {value!r}.")
 
 
 FEATURES = ("token probability", "top probability", "entropy", "depth")
