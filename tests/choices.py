@@ -12,10 +12,8 @@ from torch import Tensor
 from polydraft.catalogue import every_scheme
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Observer, Prompts, TargetLaw
-from polydraft.engine.loop.prefill import begin
-from polydraft.engine.loop.step import step
-from polydraft.engine.stopping import JointCriteria
-from polydraft.engine.target_law import Processors
+from polydraft.engine.loop.step import begin, step
+from polydraft.engine.target_law import JointCriteria, Processors
 from polydraft.models import Cache, Facts, Forward, LanguageModel
 from polydraft.planning import Opening, Spent
 from polydraft.probs import Noise, SamplingParams

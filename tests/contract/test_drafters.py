@@ -23,7 +23,7 @@ from polydraft.drafters import (
     StoreWriter,
     TextStore,
 )
-from polydraft.engine.loop.prefill import LOOP
+from polydraft.engine.loop.step import LOOP
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams

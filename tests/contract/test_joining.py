@@ -21,7 +21,7 @@ from polydraft.drafters import (
     OuroborosDrafter,
     Session,
 )
-from polydraft.engine.loop.prefill import LOOP
+from polydraft.engine.loop.step import LOOP
 from polydraft.errors import UnsupportedModel
 from polydraft.models import Cache, HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams

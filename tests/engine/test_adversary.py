@@ -17,8 +17,7 @@ from polydraft import AdaptiveThreshold, Chain, HuggingFaceModel, ModelDrafter, 
 from polydraft.drafters import Drafter, DraftRequest, EnsembleDrafter, LookupFirst, Needs, Session, given_chain
 from polydraft.engine import Ending, Method, Observer, Planner, Prompts, Request, RunningBatch, Statistics, TargetLaw
 from polydraft.engine.loop.checking import checked
-from polydraft.engine.loop.prefill import begin, capacity_for
-from polydraft.engine.loop.step import step
+from polydraft.engine.loop.step import begin, capacity_for, step
 from polydraft.errors import ContextOverflow, InvalidDraft, InvalidProbabilities
 from polydraft.models import Forward
 from polydraft.probs import Noise, whole_row

@@ -15,7 +15,7 @@ import polydraft
 from polydraft import EAGLE_25, Chain, Fixed, GenerationOutput, NaiveMatch, NoDraft, TopDown, Widths
 from polydraft.drafters import ModelDrafter, NgramDrafter, RoutedDrafter
 from polydraft.engine import Method
-from polydraft.engine.calls.choices import chosen_policy
+from polydraft.engine.choices import chosen_policy
 from polydraft.errors import InvalidParameter
 from polydraft.models import OF_A_CALL_THAT_ENDS, OF_ONE_CALL
 from polydraft.models.generation.arguments import DRAFTING, HONOURED, REFUSED

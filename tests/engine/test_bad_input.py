@@ -30,7 +30,7 @@ from polydraft import (
 )
 from polydraft.drafters import Drafter, DraftRequest, Session
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
-from polydraft.engine.loop.prefill import begin
+from polydraft.engine.loop.step import begin
 from polydraft.engine.many.asked import _ids
 from polydraft.errors import (
     ContextOverflow,

@@ -29,7 +29,7 @@ from polydraft.drafters import (
     OuroborosDrafter,
 )
 from polydraft.engine import Block, Planner, Statistics
-from polydraft.engine.defaults import default_verifier
+from polydraft.engine.choices import default_verifier
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams

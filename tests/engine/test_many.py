@@ -38,7 +38,7 @@ def drafter() -> ModelDrafter:
     return ModelDrafter(HuggingFaceModel(perturbed(target(), 0.05)))
 
 
-CHECK = "polydraft.engine.many.call.check_memory"
+CHECK = "polydraft.engine.many.many_run.check_memory"
 
 
 def many(

@@ -18,8 +18,8 @@ import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, ModelDrafter, OuroborosDrafter, SamplingParams
 from polydraft.drafters import Drafter, Session, merge_beside
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
-from polydraft.engine.calls.choices import Choices, chosen_method
-from polydraft.engine.many.pace import PromptChunkSize
+from polydraft.engine.choices import Choices, chosen_method
+from polydraft.engine.many.prompt_reading import PromptChunkSize
 from polydraft.probs import Noise
 from polydraft.reading import Reader, Text
 

@@ -23,7 +23,7 @@ from polydraft import (
 )
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Observer, Request, RunningBatch, Statistics, TargetLaw
-from polydraft.engine.calls.choices import Choices, chosen_method
+from polydraft.engine.choices import Choices, chosen_method
 from polydraft.errors import ContextOverflow
 from polydraft.planning import Opening, Spent
 from polydraft.planning.lessons import Lesson

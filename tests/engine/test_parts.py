@@ -16,8 +16,8 @@ import polydraft
 from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Widths, generate_many
 from polydraft.drafters import Drafter, DraftRequest, EnsembleDrafter, LookupFirst, Session
 from polydraft.engine import Ending, Method, Planner, Request, RunningBatch, Statistics, TargetLaw
-from polydraft.engine.defaults import default_verifier
-from polydraft.engine.loop.prefill import capacity_for
+from polydraft.engine.choices import default_verifier
+from polydraft.engine.loop.step import capacity_for
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams

@@ -15,8 +15,7 @@ from doubles import perturbed, tiny_model, tiny_tokenizer
 
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine import Planner, generate, stream
-from polydraft.engine.timing import time_draft, time_target
-from polydraft.engine.tuning import Effort, planned, tune
+from polydraft.engine.tuning import Effort, planned, time_draft, time_target, tune
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.planning import Curve, PairPlan, load_plan

@@ -33,9 +33,8 @@ from polydraft.drafters.text.ouroboros import OuroborosDrafter
 from polydraft.drafters.text.recycling import RecyclingDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.engine import Ending, Method, Prompts, Request, RunningBatch, TargetLaw
-from polydraft.engine.defaults import default_verifier
-from polydraft.engine.loop.prefill import begin
-from polydraft.engine.loop.step import step
+from polydraft.engine.choices import default_verifier
+from polydraft.engine.loop.step import begin, step
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.schemes import IID, Scheme

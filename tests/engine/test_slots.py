@@ -25,7 +25,7 @@ from polydraft import (
 )
 from polydraft.drafters import Drafter, EnsembleDrafter
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw, generate_many
-from polydraft.engine.loop.prefill import capacity_for
+from polydraft.engine.loop.step import capacity_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import Noise
 from polydraft.verifiers import NaiveMatch, TopDown

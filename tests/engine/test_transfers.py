@@ -10,10 +10,9 @@ from on_device import DEVICE, OnDevice, Waits, counted, moved, on_device
 
 from polydraft.drafters import Drafter, ModelDrafter, NoDraft
 from polydraft.engine import Block, Ending, Method, Prompts, TargetLaw
-from polydraft.engine.clock import Stopwatch
-from polydraft.engine.defaults import default_policy, default_verifier
-from polydraft.engine.loop.prefill import begin
-from polydraft.engine.loop.step import step
+from polydraft.engine.choices import default_policy, default_verifier
+from polydraft.engine.emission import Stopwatch
+from polydraft.engine.loop.step import begin, step
 from polydraft.errors import InvalidProbabilities
 from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams

@@ -32,8 +32,8 @@ from polydraft.trees import (
     Widths,
     grow,
 )
+from polydraft.trees.frontier import distinct
 from polydraft.trees.growing import Drawn, Opened
-from polydraft.trees.sound import distinct
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,

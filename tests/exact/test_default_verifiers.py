@@ -13,7 +13,7 @@ from torch import Tensor
 import polydraft.drafters as drafters
 import polydraft.trees.growing as dynamic
 from polydraft.drafters import Drafter, EnsembleDrafter, LookupFirst, ModelDrafter, NgramDrafter, NoDraft
-from polydraft.engine.defaults import default_verifier
+from polydraft.engine.choices import default_verifier
 from polydraft.errors import UnpairedScheme
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams

@@ -17,7 +17,7 @@ from polydraft import AdaptiveThreshold, Chain, ModelDrafter, NaiveMatch, TopDow
 from polydraft.drafters import Drafter, DraftRequest, LookupFirst, Session
 from polydraft.drafters.model import draft_rows
 from polydraft.engine.loop.faults import LOST, NO_LAW
-from polydraft.engine.stopping import JointCriteria
+from polydraft.engine.target_law import JointCriteria
 from polydraft.models import Forward
 from polydraft.planning import Opening
 from polydraft.probs import Noise

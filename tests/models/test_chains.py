@@ -19,8 +19,7 @@ from polydraft import Chain, ModelDrafter, NgramDrafter, Planner, Widths
 from polydraft.conformance import check
 from polydraft.drafters import merge_beside, route_first
 from polydraft.engine import Ending, Method, Prompts
-from polydraft.engine.loop.prefill import begin
-from polydraft.engine.loop.step import step
+from polydraft.engine.loop.step import begin, step
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, Pair

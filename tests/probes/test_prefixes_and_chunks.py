@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from polydraft import Chain, HuggingFaceModel, ModelDrafter, NaiveMatch, SamplingParams, TopDown
 from polydraft.drafters import Session
 from polydraft.engine import Ending, Method, Request, RunningBatch, TargetLaw
-from polydraft.engine.loop.prefill import LOOP
+from polydraft.engine.loop.step import LOOP
 from polydraft.probs import Noise
 from polydraft.reading import Text
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from polydraft import Chain, ModelDrafter, NaiveMatch, NoDraft, SamplingParams, TopDown, Widths
 from polydraft.drafters import Drafter
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
-from polydraft.engine.loop.prefill import begin, capacity_for, opened, read_on
-from polydraft.engine.loop.step import step
+from polydraft.engine.loop.step import begin, capacity_for, opened, read_on, step
 from polydraft.models import Cache, Facts, Forward, LanguageModel
 from polydraft.probs import Noise
 from polydraft.reading import Text

@@ -25,7 +25,7 @@ from serving import PROMPT, ask, chunks, client, error, until
 from serving import served as served_at
 
 from polydraft.engine import Method, RunningBatch, as_drafter
-from polydraft.engine.calls.choices import Choices, chosen_method
+from polydraft.engine.choices import Choices, chosen_method
 from polydraft.engine.many.asked import PromptRequest, request_for
 from polydraft.errors import ContextOverflow
 from polydraft.models import HuggingFaceModel, Pair

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from polydraft.engine.clock import Stopwatch
+from polydraft.engine.emission import Stopwatch
 
 Progress = Callable[[str, int, int], None]
 """Told what is measured, how much of it is done, and out of how much."""

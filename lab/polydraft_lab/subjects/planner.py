@@ -15,7 +15,7 @@ from torch import Tensor
 from polydraft.bench.speed import PromptBatch
 from polydraft.drafters import LookupFirst, NgramDrafter, NoDraft
 from polydraft.engine import Planner, Run, as_drafter, stream
-from polydraft.engine.defaults import default_policy
+from polydraft.engine.choices import default_policy
 from polydraft.errors import InvalidParameter
 from polydraft.machine_code import clock
 from polydraft.models import Pair

@@ -11,7 +11,7 @@ from torch import Tensor
 from polydraft.catalogue import parse_policy
 from polydraft.drafters import Drafter
 from polydraft.engine import Statistics, as_drafter, stream, summed
-from polydraft.engine.defaults import default_policy
+from polydraft.engine.choices import default_policy
 from polydraft.models import Pair
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain, Fixed, GrowingPolicy, TreePolicy, TreeShape

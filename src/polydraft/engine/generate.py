@@ -4,25 +4,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from polydraft.drafters import Drafter, NoDraft
-from polydraft.engine.calls.choices import Choices, check_reads, chosen_method, with_hugging_faces_words
-from polydraft.engine.calls.fitting import check_crowd
-from polydraft.engine.calls.output import GenerationOutput, Logprob, checked_logprobs, emitted_rows, in_steps
-from polydraft.engine.calls.past import Past
-from polydraft.engine.calls.predictions import check_predictions, predicting
-from polydraft.engine.defaults import target_model
+from polydraft.engine.choices import (
+    Choices,
+    check_crowd,
+    check_reads,
+    chosen_method,
+    with_hugging_faces_words,
+)
+from polydraft.engine.output import GenerationOutput, Logprob, Past, emitted_rows, in_steps
 from polydraft.engine.run import Run, Setup
-from polydraft.engine.stopping import Ending, JointCriteria
-from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.target_law import Ending, JointCriteria, TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
     OF_A_CALL_THAT_ENDS,
+    CompiledModel,
     HuggingFaceModel,
     Prepared,
     Refusal,
@@ -131,13 +133,13 @@ def generate(
     """
     with _ended_in_any_case(streamer):
         choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
-        choices = predicting(choices, prediction, options.get("tokenizer"))
+        if prediction is not None:
+            choices = replace(choices, prediction=predicted_tokens(prediction, options.get("tokenizer")))
         if is_prepared(options):
             return _decoded(model, input_ids, choices, {**options, "inputs_tensor": inputs_tensor}, streamer)
         if inputs_tensor is not None:
             raise InvalidParameter("inputs_tensor is what model.generate hands to decoding methods; pass input_ids.")
-        run, prepared = _run(model, input_ids, choices, options, {})
-        return _finish(run, prepared, streamer)
+        return _finish(*_run(model, input_ids, choices, options, {}), streamer)
 
 
 def _decoded(
@@ -176,9 +178,25 @@ def stream(
     `output_scores` and the like belong to a call that ends with an output, and are refused.
     """
     choices = Choices(drafter, verifier, policy, seed, generator, compile, past, keep_past, output_logprobs, time)
-    choices = predicting(choices, prediction, options.get("tokenizer"))
+    if prediction is not None:
+        choices = replace(choices, prediction=predicted_tokens(prediction, options.get("tokenizer")))
     run, _ = _run(model, input_ids, choices, options, OF_A_CALL_THAT_ENDS)
     return run
+
+
+def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel:
+    """Return the target as the engine runs it: the model's own code, compiled if asked.
+
+    Raises:
+        InvalidParameter: torch puts new tensors on another device than the CPU, where the engine's own are.
+    """
+    usual = torch.get_default_device()
+    if usual.type != "cpu":
+        raise InvalidParameter(
+            f"torch's default device is {usual}, and polydraft keeps its own numbers on the CPU; leave "
+            "torch.set_default_device out and put the models on their device by model.to."
+        )
+    return CompiledModel(model) if compile else HuggingFaceModel(model)
 
 
 def _run(
@@ -223,36 +241,31 @@ def _run_prepared(
     mask = inputs.get("decoder_attention_mask" if target.encodes else "attention_mask")
     sources = sources_of(target, input_ids, inputs, inputs_tensor)
     prepared = take_apart(input_ids, logits_processor, stopping_criteria, mask, generation_config, target.vocab_size)
-    check_predictions(choices.prediction, len(input_ids), target.vocab_size)
+    if choices.prediction is not None:
+        check_predictions(choices.prediction, len(input_ids), target.vocab_size)
     method = chosen_method(choices, target, prepared.params)
     check_reads(method.drafter, target, sources)
     check_crowd(target, method.drafter, together=len(input_ids) > 1, past=choices.past is not None)
-    reason = warn_of_serial(prepared.processors[0])
+    reason, endings = warn_of_serial(prepared.processors[0]), row_endings(prepared, target.context)
+    if prepared.together:
+        lengths, scored = prepared.lengths.tolist(), prepared.wants_scores
+        together = JointCriteria(prepared.together, prepared.input_ids, lengths, prepared.pad, scored=scored)
+        endings = tuple(replace(one, together=together) for one in endings)
     setup = Setup(
         target=target,
         method=replace(method, drafter=NoDraft()) if reason else method,
         prompt=Text(prepared.tokens, prepared.lengths),
         laws=row_laws(prepared),
-        endings=_endings(prepared, target.context),
+        endings=endings,
         keeps_scores=prepared.wants_scores or prepared.wants_logits,
         fallback=reason,
         past=choices.past,
         keeps_past=choices.keep_past,
-        logprobs=checked_logprobs(choices.output_logprobs),
+        logprobs=choices.output_logprobs,
         time=choices.time,
         sources=sources,
     )
     return Run(setup, _noise(choices.seed, choices.generator, len(input_ids))), prepared
-
-
-def _endings(prepared: Prepared, context: int) -> tuple[Ending, ...]:
-    """Return where each row ends, with the criteria that see all rows of the call."""
-    endings = row_endings(prepared, context)
-    if not prepared.together:
-        return endings
-    lengths, scored = prepared.lengths.tolist(), prepared.wants_scores
-    together = JointCriteria(prepared.together, prepared.input_ids, lengths, prepared.pad, scored=scored)
-    return tuple(replace(one, together=together) for one in endings)
 
 
 def row_laws(prepared: Prepared) -> tuple[TargetLaw, ...]:
@@ -288,11 +301,7 @@ def _noise(seed: int | None, generator: Generator | None, rows: int) -> Noise:
 
 
 def _check_returned(config: Any, **asked: bool) -> None:
-    """Check that what is asked for beside the tokens can be returned.
-
-    Raises:
-        InvalidParameter: it cannot: a tensor is to be returned.
-    """
+    """Check that what is asked for beside the tokens can be returned."""
     for name, is_asked in asked.items():
         if is_asked and not config.return_dict_in_generate:
             raise InvalidParameter(f"{name} needs return_dict_in_generate=True here: a tensor holds tokens alone.")
@@ -300,11 +309,7 @@ def _check_returned(config: Any, **asked: bool) -> None:
 
 @contextmanager
 def _ended_in_any_case(streamer: Streamer | None) -> Iterator[None]:
-    """Tell a streamer that nothing more comes, also after an error: who reads from it would wait forever.
-
-    Raises:
-        InvalidParameter: it is no streamer.
-    """
+    """Tell a streamer that nothing more comes, also after an error: who reads from it would wait forever."""
     if streamer is not None and (isinstance(streamer, type) or not isinstance(streamer, Streamer)):
         raise InvalidParameter(f"streamer must have the methods put and end, but is {shown(streamer)}.")
     try:
@@ -342,3 +347,53 @@ def _finish(run: Run, prepared: Prepared, streamer: Streamer | None) -> Generati
         verifier=run.statistics.verifier,
         lossless=run.statistics.lossless,
     )
+
+
+def predicted_tokens(prediction: object, tokenizer: Any) -> tuple[Any, ...]:
+    """Return a prediction as tokens, of all rows or of each.
+
+    Args:
+        prediction: a text, tokens, or tokens for each row.
+        tokenizer: makes tokens of a text; None if the call has none.
+
+    Raises:
+        InvalidParameter: it is something else, or a text, and the tokenizer is missing or none.
+    """
+    if isinstance(prediction, str):
+        if tokenizer is None:
+            raise InvalidParameter("prediction is a text, for which tokenizer is missing; give it, or token ids.")
+        if not callable(cast(object, tokenizer)):
+            raise InvalidParameter(f"tokenizer must be the target's tokenizer, but is {shown(tokenizer)}.")
+        return _row(tokenizer(prediction, add_special_tokens=False)["input_ids"])
+    given = prediction.tolist() if isinstance(prediction, Tensor) else prediction
+    if isinstance(given, Sequence) and given and all(isinstance(one, Sequence | Tensor) for one in given):
+        return tuple(_row(one) for one in given)
+    return _row(given)
+
+
+def check_predictions(prediction: Any, rows: int, vocab_size: int) -> None:
+    """Check that there is one prediction for all rows, or one for each, of tokens that the target has.
+
+    Raises:
+        InvalidParameter: there is another number of them, or a token is none of the target's.
+    """
+    nested = isinstance(prediction[0], tuple)
+    most = max(map(max, prediction if nested else (prediction,)))
+    if most >= vocab_size:
+        raise InvalidParameter(
+            f"prediction has the token {shown(most)}, but the target has {vocab_size} tokens; give a text of the "
+            "target's own tokenizer."
+        )
+    if nested and len(prediction) != rows:
+        raise InvalidParameter(
+            f"There are {len(prediction)} predictions for {rows} rows; give one for all, or one for each."
+        )
+
+
+def _row(given: Any) -> tuple[int, ...]:
+    """Return one row's tokens."""
+    tokens: Any = given.tolist() if isinstance(given, Tensor) else given
+    listed = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
+    if not listed or not tokens or not all(is_whole(one) and int(one) >= 0 for one in tokens):
+        raise InvalidParameter(f"prediction must be a text or token ids, at least one, but is {shown(given)}.")
+    return tuple(int(one) for one in tokens)

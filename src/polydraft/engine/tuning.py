@@ -1,37 +1,129 @@
 """Tuning: measure what a pair accepts and costs, choose trees by it, and use the choice, measured anew if need be."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import ModelDrafter, NoDraft
-from polydraft.engine.calls.fitting import check_crowd, without_branches
-from polydraft.engine.defaults import default_policy, default_verifier
+from polydraft.drafters import Drafter, DraftRequest, ModelDrafter, NoDraft, Session
+from polydraft.engine.choices import check_crowd, default_policy, default_verifier, without_branches
+from polydraft.engine.emission import Stopwatch
 from polydraft.engine.generate import stream
 from polydraft.engine.run import Run
-from polydraft.engine.timing import ROUNDS, time_draft, time_target
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, shown
-from polydraft.models import HuggingFaceModel, Pair, draft_model
+from polydraft.models import HuggingFaceModel, LanguageModel, Pair, draft_model
 from polydraft.planning.acceptance import OBSERVED, RecordingVerifier, Visit, tally
 from polydraft.planning.costs import Curve, StepCosts
 from polydraft.planning.plan import Machine, PairIdentity, PairPlan, TunedTree, searched
-from polydraft.probs import SamplingParams
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Text, reader_of
 from polydraft.schemes import Scheme
-from polydraft.trees import Fixed, TreePolicy
+from polydraft.trees import Chain, Fixed, TokenTree, TreePolicy, TreeShape, Widths, topology
 from polydraft.verifiers import TreeVerifier
+
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FRONTIERS = (1, 2, 4, 8, 16, 32)
+ROUNDS = 9
+LEVELS = 3
+"""How many levels of one width are timed at once: their time stands out from the noise of the clock."""
+Progress = Callable[[str, int, int], None]
+Rounds = Callable[[int, int], None]
+
+
+@torch.inference_mode()
+def time_target(
+    model: LanguageModel, tokens: Int[Tensor, "1 t"], most: int, *, rounds: int = ROUNDS, on_progress: Rounds
+) -> Curve:
+    """Time the target's pass over n = 1 to `most` tree nodes after these tokens.
+
+    All sizes are timed in turn, round after round, so that what else the machine does disturbs them alike.
+    """
+    sizes = _up_to(SIZES, most)
+    text = Text(tokens, torch.full_like(tokens[0, :1], tokens.shape[1]))
+    reader, _ = reader_of(model, 1, tokens.shape[1] + most).catch_up(text)
+
+    def score(nodes: int) -> None:
+        shape = topology(TreeShape(((nodes - 1,),) if nodes > 1 else ()), 1, tokens.device)
+        drafted = tokens[:, -1:].expand(1, nodes)
+        reader.score(text, TokenTree(drafted, shape, torch.ones_like(drafted, dtype=torch.bool)))
+
+    tasks = {nodes: partial(score, nodes) for nodes in sizes}
+    return Curve.through(_timed(tasks, model.facts.device, rounds, on_progress))
+
+
+@torch.inference_mode()
+def time_draft(
+    drafter: Drafter,
+    scheme: Scheme,
+    tokens: Int[Tensor, "1 t"],
+    vocab_size: int,
+    most: int,
+    *,
+    rounds: int = ROUNDS,
+    on_progress: Rounds,
+) -> tuple[Curve, float]:
+    """Time one level of drafting over f = 1 to `most` nodes, and what a draft costs beyond its levels.
+
+    A level's time is that of the pass and of drawing the children: trees with three more levels of f nodes, less trees
+    with none, over three. The rest of a tree's time is its start: the root's level takes up two tokens.
+    """
+    text = Text(torch.nn.functional.pad(tokens, (0, 1)), torch.full_like(tokens[0, :1], tokens.shape[1]))
+    room = tokens.shape[1] + (LEVELS + 1) * most + 2
+    state = drafter.read(drafter.start(text, Session(SamplingParams(), room, vocab_size)), text, None)
+    noise = Noise.from_seed(0, 1)
+
+    def draft(policy: TreePolicy) -> None:
+        drafter.draft(state, DraftRequest(text, scheme, policy, noise))
+
+    tasks = {0: partial(draft, Chain(1))}
+    for width in _up_to(FRONTIERS, most):
+        tasks[width] = partial(draft, Fixed(Widths((width, *(1,) * LEVELS)).shape))
+        try:
+            tasks[width]()
+        except (InvalidParameter, UnpairedScheme):  # a scheme that draws fewer children
+            del tasks[width]
+            break
+    samples = _timed(tasks, tokens.device, rounds, on_progress)
+    short = samples.pop(0)
+    levels = {
+        width: [(whole - root) / LEVELS for whole, root in zip(times, short, strict=True)]
+        for width, times in samples.items()
+    }
+    curve = Curve.through(levels)
+    return curve, max(0.0, median(short) - curve(1))
+
+
+def _up_to(counts: Iterable[int], most: int) -> list[int]:
+    return [*(count for count in counts if count < most), most]
+
+
+def _timed(
+    tasks: Mapping[int, Callable[[], None]], device: torch.device, rounds: int, on_progress: Rounds
+) -> dict[int, list[float]]:
+    """Return the seconds of every task in every round, after a round that does not count."""
+    samples: dict[int, list[float]] = {count: [] for count in tasks}
+    for turn in range(rounds + 1):
+        for count, task in tasks.items():
+            watch = Stopwatch(device)
+            with watch.charge("task"):
+                task()
+            if turn:
+                samples[count].append(watch.seconds["task"])
+        on_progress(turn + 1, rounds + 1)
+    return samples
+
 
 NAMES = ("target", "draft model")
 MOST_CHILDREN = 8
 WIDEST_LEVEL = 32
 """The widest level that is timed; what wider ones take is extrapolated."""
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -182,7 +274,11 @@ def planned(
             effort=QUICK,
             on_progress=on_progress,
         ).trees[0]
-        tree = fresh if tree is None else _with_costs(tree, fresh.costs, plan)
+        if tree is None:
+            tree = fresh
+        else:
+            shape = searched(tree.acceptance, fresh.costs, plan.max_nodes, plan.max_depth)
+            tree = replace(tree, costs=fresh.costs, shape=shape)
     drafts = bool(tree.shape.counts)
     return {"drafter": drafter if drafts else NoDraft(), "verifier": rule, "policy": Fixed(tree.shape)}
 
@@ -293,11 +389,6 @@ def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: Tree
             seen.extend(recording.visits())
         task.on_progress(f"generating, temperature {params.temperature:g}", done, len(task.prompts))
     return _Watched(seen, max(0.0, median(drafted)), max(0.0, median(plain)))
-
-
-def _with_costs(tree: TunedTree, costs: StepCosts, plan: PairPlan) -> TunedTree:
-    shape = searched(tree.acceptance, costs, plan.max_nodes, plan.max_depth)
-    return replace(tree, costs=costs, shape=shape)
 
 
 def _rests(run: Run) -> Iterator[float]:

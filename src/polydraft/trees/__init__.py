@@ -29,7 +29,6 @@ from polydraft.trees.growing import (
     examples,
     fit_classifier,
 )
-from polydraft.trees.mask import causal_mask, tree_mask
 from polydraft.trees.policy import (
     Chain,
     Fixed,
@@ -42,8 +41,20 @@ from polydraft.trees.policy import (
     rows_found,
 )
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
-from polydraft.trees.shape import EAGLE_25, MEDUSA_63, Topology, TreeShape, topology
-from polydraft.trees.tree import Draft, Resume, Riders, TokenTree, Verdict
+from polydraft.trees.tree import (
+    EAGLE_25,
+    MEDUSA_63,
+    Draft,
+    Resume,
+    Riders,
+    TokenTree,
+    Topology,
+    TreeShape,
+    Verdict,
+    causal_mask,
+    topology,
+    tree_mask,
+)
 
 __all__ = [
     "EAGLE_25",

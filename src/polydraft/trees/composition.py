@@ -17,8 +17,7 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme
-from polydraft.trees.shape import Topology
-from polydraft.trees.tree import Draft, Riders, TokenTree, Verdict
+from polydraft.trees.tree import Draft, Riders, TokenTree, Topology, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +293,8 @@ def _merged(graft: _Graft, size: int, most: int) -> _Joint:
 
 def _beside(first: Draft, second: Draft, graft: _Graft, size: int, most: int) -> _Joint:
     """Give every child the row that it was drawn from, on both drafts' lists."""
-    own, other, theirs = first.shortlist.shape[-1], second.shortlist.shape[-1], _inverse(graft.places)
+    own, other = first.shortlist.shape[-1], second.shortlist.shape[-1]
+    theirs = {place: node for node, place in enumerate(graft.places) if place >= 0}
     atoms, listed = torch.full((size,), -1), torch.full((size, own + other), -1)
     probs = torch.zeros(size, most, own + other, dtype=torch.float64)
     for node, children in graft.children.items():
@@ -312,13 +312,7 @@ def _beside(first: Draft, second: Draft, graft: _Graft, size: int, most: int) ->
     return _Joint(atoms, listed, probs)
 
 
-def _inverse(places: Sequence[int]) -> dict[int, int]:
-    """Return the second tree's nodes by their numbers in the joint one."""
-    return {place: node for node, place in enumerate(places) if place >= 0}
-
-
 def _law(draft: Draft, row: int, node: int, child: int) -> Float[Tensor, " K"]:
-    """Return the law that a node's child was drawn from."""
     laws = draft.probs[row, node].cpu().double()
     return laws[int(draft.tree.topology.rank[row, child]) % len(laws)]
 

@@ -121,16 +121,13 @@ def cells_of(text: str) -> int:
 
 def _short(text: str) -> str:
     """Return a token's text with blanks made visible and control characters written out, cut to `LONGEST` cells."""
-    shown = "".join(map(_visible, text.replace("\n", "⏎").replace(" ", "·"))) or "∅"
+    letters = text.replace("\n", "⏎").replace(" ", "·")
+    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in letters) or "∅"
     if cells_of(shown) <= LONGEST:
         return shown
     while cells_of(shown) >= LONGEST:
         shown = shown[:-1]
     return shown + "…"
-
-
-def _visible(letter: str) -> str:
-    return letter if letter.isprintable() else repr(letter)[1:-1]
 
 
 def _edge(parent: Box, child: Box, kept: bool) -> str:

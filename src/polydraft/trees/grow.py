@@ -11,7 +11,7 @@ follows from: it gives the nodes that are left no children, and a count may depe
 (`trees.growing.growth` has the proof). Before the first draft nothing is lost, so that an error there is raised; and so
 are errors of pairing at any depth, since a user has to mend them and no text comes out.
 
-**What is proposed is looked at here**, depth by depth, before anything is drawn from it (`trees.sound`): a row that
+**What is proposed is looked at here**, depth by depth, before anything is drawn from it (`trees.frontier`): a row that
 is no law of distinct tokens makes its node a leaf, and what are no rows of these nodes is an error like any other. So
 whatever is wrong, what was drawn above it stays, and what comes below is as if it had never been asked for. The
 finished draft is noted in the noise: whoever asked for it has what was drawn, even if the drafter raises behind growth.
@@ -30,13 +30,11 @@ from torch import Tensor
 
 from polydraft.probs import Noise, sent
 from polydraft.schemes import Scheme, Uniforms
-from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose
+from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose, ProposedRows, alike, both, usable_rows
 from polydraft.trees.growing.growth import GrowingPolicy
 from polydraft.trees.growing.open_tree import OpenTree
 from polydraft.trees.policy import TreePolicy
-from polydraft.trees.shape import TreeShape, topology
-from polydraft.trees.sound import ProposedRows, alike, both, usable_rows
-from polydraft.trees.tree import Draft, TokenTree
+from polydraft.trees.tree import Draft, TokenTree, TreeShape, topology
 
 
 def grow(
@@ -70,25 +68,11 @@ def grow(
     """
     shape = policy.shape  # read once: a policy may choose another one at any time
     policy.check(scheme)
-    if shape.counts:
-        tree = OpenTree(root, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(root, policy, shape)
-        draft = _grown(tree, scheme, propose, noise, overlap, trusted=trusted)
-    else:
+    if not shape.counts:
         draft = Draft.nothing(root)
-    noise.note((draft if trusted else draft.copied(), scheme))
-    return draft
-
-
-def _grown(
-    tree: "ShapedTree | OpenTree",
-    scheme: Scheme,
-    propose: Propose,
-    noise: Noise,
-    overlap: Overlap | None,
-    *,
-    trusted: bool,
-) -> Draft:
-    """Expand a tree depth by depth, until it has no frontier any more or something fails."""
+        noise.note((draft if trusted else draft.copied(), scheme))
+        return draft
+    tree = OpenTree(root, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(root, policy, shape)
     failure: Exception | None = None
     try:
         while (frontier := tree.frontier()) is not None:
@@ -103,7 +87,9 @@ def _grown(
         if not tree.depth:
             raise
         failure = error
-    return tree.draft(failure)
+    draft = tree.draft(failure)
+    noise.note((draft if trusted else draft.copied(), scheme))
+    return draft
 
 
 def _uniforms(
@@ -254,7 +240,6 @@ def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
 
 
 def _with_leaves(rows: Shaped[Tensor, "b f ..."], leaves: int, empty: float) -> Shaped[Tensor, "b g ..."]:
-    """Append empty rows for nodes without children."""
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (0, leaves), value=empty) if leaves else rows
 
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole, shortened
 from polydraft.schemes import Scheme
-from polydraft.trees.shape import MOST_NODES, TreeShape
-from polydraft.trees.tree import TokenTree, Verdict
+from polydraft.trees.tree import MOST_NODES, TokenTree, TreeShape, Verdict
 
 
 class TreePolicy:
@@ -230,12 +229,9 @@ class Fixed(TreePolicy):
     shape: TreeShape  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self) -> None:
-        _require_shape(self.shape)
-
-
-def _require_shape(value: object) -> None:
-    if not isinstance(value, TreeShape):
-        raise InvalidParameter(f"A fixed tree needs a TreeShape, such as EAGLE_25, but has {shortened(value)}.")
+        given = cast(object, self.shape)
+        if not isinstance(given, TreeShape):
+            raise InvalidParameter(f"A fixed tree needs a TreeShape, such as EAGLE_25, but has {shortened(given)}.")
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polydraft.errors import InvalidParameter, is_number, is_whole, shortened
-from polydraft.trees.shape import MOST_NODES, TreeShape
+from polydraft.trees.tree import MOST_NODES, TreeShape
 
 ROUNDING = 1e-6
 """What rates may exceed one by in total."""
@@ -55,7 +55,7 @@ class Acceptance:
     @classmethod
     def positional(cls, ranks: Sequence[float]) -> "Acceptance":
         """Return the rates of Sequoia's assumption: the child of rank i is accepted with `ranks[i]` everywhere."""
-        if not _are_ranks(ranks):
+        if not isinstance(cast(object, ranks), Sequence) or not all(map(is_number, ranks)):
             raise InvalidParameter(f"Positional acceptance rates are numbers, one per rank, not {shortened(ranks)}.")
         if not _are_shares(ranks) or len(ranks) >= MOST_NODES:
             raise InvalidParameter(
@@ -71,13 +71,7 @@ class Acceptance:
 
 
 def _are_shares(rates: Sequence[float]) -> bool:
-    """Tell whether numbers are shares of one."""
     return all(rate >= 0 for rate in rates) and sum(rates) <= 1 + ROUNDING
-
-
-def _are_ranks(value: object) -> bool:
-    """Tell whether a value is a list of numbers."""
-    return isinstance(value, Sequence) and all(map(is_number, cast(Sequence[object], value)))
 
 
 def _are_rates(value: object, deep: int) -> bool:

@@ -14,7 +14,7 @@ from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.text.guess import Guess
 from polydraft.drafters.text.guess import given as drafted
 from polydraft.drafters.text.jacobi import JacobiState, filled
-from polydraft.engine.loop.prefill import LOOP
+from polydraft.engine.loop.step import LOOP
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.rows import carried, cut, put

@@ -14,7 +14,7 @@ import polydraft
 from polydraft import HuggingFaceModel, LookaheadDrafter, NaiveMatch, NgramPool, TopDown
 from polydraft.drafters import DraftRequest, Session
 from polydraft.drafters.text.lookahead import LookaheadState, Window, layout, most_scored
-from polydraft.engine.loop.prefill import LOOP
+from polydraft.engine.loop.step import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text

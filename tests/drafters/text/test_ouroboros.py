@@ -26,7 +26,7 @@ from polydraft.drafters.text.ouroboros import (
     confirmed,
     taught,
 )
-from polydraft.engine.loop.prefill import LOOP
+from polydraft.engine.loop.step import LOOP
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, VocabularyMismatch
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text

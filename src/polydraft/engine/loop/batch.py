@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 import polydraft.rows as states
-from polydraft.drafters import Drafter
-from polydraft.engine.stopping import Ending
-from polydraft.engine.target_law import TargetLaw
+from polydraft.catalogue import every_scheme
+from polydraft.drafters import Drafter, proposes
+from polydraft.engine.target_law import Ending, TargetLaw
+from polydraft.errors import UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text, reader_of
+from polydraft.schemes import require_pairs
 from polydraft.trees import MENDABLE, TreePolicy
-from polydraft.verifiers import TreeVerifier
+from polydraft.verifiers import TreeVerifier, require_few
 
 FREE = -1
 """A row of a state that is no row of the batch: nobody's."""
@@ -41,6 +43,36 @@ class Method:
         """Tell whether drafter, verifier and policy are the same objects."""
         same = self.drafter is other.drafter and self.verifier is other.verifier
         return same and self.policy is other.policy
+
+
+def check_drafting(method: Method) -> None:
+    """Check that a drafter can draw such trees as the verifier needs them.
+
+    Raises:
+        UnpairedScheme: it cannot draft under the verifier's scheme, or the scheme has no drafts for so many children.
+    """
+    drafter, verifier, policy = method.drafter, method.verifier, method.policy
+    try:
+        drafter.check(verifier.scheme)
+    except UnpairedScheme as refusal:
+        raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
+    if proposes(drafter):
+        most = policy.largest.max_children
+        if most > 1:  # chains suit every scheme and rule
+            require_pairs(verifier.scheme, most)
+            require_few(verifier, most)
+        policy.check(verifier.scheme)
+
+
+def _fitting_verifier(drafter: Drafter) -> str:
+    """Say which verifier to pass: naive match, exact for all drafts, with the first scheme that the drafter takes."""
+    for scheme in every_scheme():
+        try:
+            drafter.check(scheme)
+        except UnpairedScheme:
+            continue
+        return f"pass a verifier of such drafts, for example verifier=TopDown(NaiveMatch({scheme}))"
+    return "it takes none of this package's schemes, so pass a verifier of its own"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape
-from polydraft.trees.sound import distinct, laws
+from polydraft.trees.frontier import distinct, laws
 
 
 def checked(
@@ -81,11 +81,7 @@ def checked_draft(
 
 
 def _as_drawn(draft: Draft, drawn: Draft, scheme: Scheme) -> Draft:
-    """Return a draft with the rows that its tokens were drawn from, which is what it must say.
-
-    Raises:
-        InvalidDraft: it has fewer drafts than were drawn: to drop them may be a choice.
-    """
+    """Return a draft with the rows that its tokens were drawn from, which is what it must say."""
     if draft.tree.parents.equal(drawn.tree.parents):
         told = (draft.tree.tokens, draft.tree.valid, draft.atoms, draft.shortlist, draft.probs)
         true = (drawn.tree.tokens, drawn.tree.valid, drawn.atoms, drawn.shortlist, drawn.probs)
@@ -107,7 +103,6 @@ def _size(draft: Draft) -> Int[Tensor, "b"]:
 
 
 def _with_usable_riders(draft: Draft, vocab_size: int, most: int) -> Draft:
-    """Leave riders out that cannot be scored."""
     try:
         _check_riders(draft, vocab_size, most)
     except InvalidDraft as failure:
@@ -116,11 +111,7 @@ def _with_usable_riders(draft: Draft, vocab_size: int, most: int) -> Draft:
 
 
 def _check_riders(draft: Draft, vocab_size: int, most: int) -> None:
-    """Check that there is room for the riders, and a token or a learnt embedding for each.
-
-    Raises:
-        InvalidDraft: there is not, or their tensors do not fit one another.
-    """
+    """Check that there is room for the riders, and a token or a learnt embedding for each."""
     riders, (batch, nodes) = draft.riders, draft.tree.tokens.shape
     if riders is None:
         return

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from polydraft.catalogue import blamed
 from polydraft.drafters import Drafter, DraftRequest, is_sound
-from polydraft.engine.clock import Clock
+from polydraft.engine.emission import Clock
 from polydraft.engine.loop.batch import FREE, Batch, Part
 from polydraft.engine.loop.checking import checked
-from polydraft.engine.stopping import shortened
+from polydraft.engine.target_law import shortened
 from polydraft.errors import InvalidDraft
 from polydraft.probs import Noise, sent
 from polydraft.reading import Step, Text
@@ -215,11 +215,6 @@ def with_unknown(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Te
     return target_probs if draft.failure is None or draft.whole else torch.nn.functional.pad(target_probs, (0, 1))
 
 
-def scored_trees(pieces: Sequence[Piece], vocab_size: int) -> list[tuple[tuple[int, ...], TokenTree]]:
-    """Return the pieces' trees with some token of the target in place of those that it does not have."""
-    return [(piece.rows, known_tokens(piece.draft, vocab_size)) for piece in pieces]
-
-
 def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft | None:
     """Return what is to be scored beside the trees of all pieces, or instead of the first layers; None for nothing.
 
@@ -297,9 +292,11 @@ def told_of(
 def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[list[int]]:
     if usable is None and tree.tokens.shape[-1] == 1:
         return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
-    drafted, deeper = tree.valid.sum(dim=-1, keepdim=True) - 1, _has_drafts(tree, verdict).long().unsqueeze(-1)
+    kept, drafted = verdict.length.unsqueeze(-1), tree.valid.sum(dim=-1, keepdim=True) - 1
+    last = torch.nn.functional.pad(verdict.path, (1, 0), value=0).gather(-1, kept)
+    deeper = ((tree.parents == last) & tree.valid).any(dim=-1, keepdim=True).long()
     fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
-    return torch.cat([fine, verdict.length.unsqueeze(-1), drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+    return torch.cat([fine, kept, drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
 
 
 def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"]) -> Verdict:
@@ -312,12 +309,3 @@ def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b 
     fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
     above = fine.long().cumprod(dim=-1).sum(dim=-1).tolist()  # nodes of the path, the root among them
     return shortened(verdict, tree, {row: count for row, count in enumerate(above) if count})
-
-
-def _has_drafts(tree: TokenTree, verdict: Verdict) -> Bool[Tensor, "b"]:
-    """Tell for each row whether the node at which the path ends had drafts."""
-    if tree.tokens.shape[-1] == 1:
-        return torch.zeros_like(verdict.length, dtype=torch.bool)
-    ends = torch.nn.functional.pad(verdict.path, (1, 0), value=0)
-    last = ends.gather(-1, verdict.length.unsqueeze(-1))
-    return ((tree.parents == last) & tree.valid).any(dim=-1)

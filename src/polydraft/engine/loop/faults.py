@@ -23,7 +23,7 @@ shows that, and the warning says that this step's tokens may not follow the targ
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from polydraft.engine.clock import Clock
+from polydraft.engine.emission import Clock
 from polydraft.engine.loop.batch import Batch, Part, joined
 from polydraft.engine.loop.drafting import Drafted, drafted, reason_of, told_what_was_kept
 from polydraft.probs import Noise
@@ -113,7 +113,6 @@ def settled(found: Sequence[Part], batch: int) -> list[Part]:
 
 
 def _of_row(draft: Draft | Pieces | None, place: int) -> Draft | None:
-    """Return what was drafted for one row."""
     if draft is None:
         return None
     piece = next(one for one in in_pieces(draft) if place in one.rows)

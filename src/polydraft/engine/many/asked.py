@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.engine.calls.choices import (
+from polydraft.engine.choices import (
     Choices,
     chosen_method,
 )
-from polydraft.engine.calls.output import Logprob
-from polydraft.engine.calls.predictions import check_predictions, predicting
-from polydraft.engine.generate import row_endings, row_laws
+from polydraft.engine.generate import check_predictions, predicted_tokens, row_endings, row_laws
 from polydraft.engine.loop.batch import Method
 from polydraft.engine.many.running import Request
+from polydraft.engine.output import Logprob
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import (
@@ -118,11 +117,7 @@ def asked_prompts(
 
 
 def _ids(name: Any, tokens: object, target: HuggingFaceModel) -> Int[Tensor, " _"]:
-    """Return a prompt's token ids as a tensor.
-
-    Raises:
-        InvalidParameter: they are something else.
-    """
+    """Return a prompt's token ids as a tensor."""
     try:
         ids = torch.as_tensor(one_row(tokens, own_inputs(target.model)), device=target.device)
     except InvalidParameter as error:
@@ -157,17 +152,11 @@ def checked_prompt(target: HuggingFaceModel, asked: PromptRequest) -> PromptRequ
     elif count >= target.context and not target.encodes:  # an encoder has a context of its own
         reason = f"The prompt has {count} tokens, but at most {target.context} fit, one of them new."
     else:
-        reason = _strange(asked.tokens, read_size(target.model))
+        try:
+            check_prompts(asked.tokens.unsqueeze(0), read_size(target.model))
+        except InvalidParameter as error:
+            reason = str(error)
     return Completed(asked.name, finish="refused", error=reason, seed=asked.seed) if reason else asked
-
-
-def _strange(tokens: Int[Tensor, " _"], vocab_size: int) -> str:
-    """Return what is wrong with token ids, or nothing."""
-    try:
-        check_prompts(tokens.unsqueeze(0), vocab_size)
-    except InvalidParameter as error:
-        return str(error)
-    return ""
 
 
 def longest_text(target: HuggingFaceModel, asked: Sequence[PromptRequest], options: Mapping[str, Any]) -> int:
@@ -206,24 +195,19 @@ def with_methods(
         if not own:
             found.append(one)
             continue
-        if "prediction" in own:
-            own["prediction"] = predicting(Choices(), own["prediction"], options.get("tokenizer")).prediction
+        if own.get("prediction") is not None:
+            own["prediction"] = predicted_tokens(own["prediction"], options.get("tokenizer"))
             check_predictions(own["prediction"], 1, target.vocab_size)
         rest = replace(one, own={name: value for name, value in one.own.items() if name not in CHOICES})
-        params = _params(target, rest, options) if rest.own else law.params
+        first = replace(_of_text(target, rest), tokens=rest.tokens[:1])  # the length does not matter: it may be refused
+        params = request_for(target, first, options).law.params if rest.own else law.params
         key = (*(own.get(name, getattr(common, name)) for name in CHOICES), params)
         method = next((method for other, method in known if _same(other, key)), None)
         if method is None:
-            method = chosen_method(replace(common, **own), target, params)
-            method = _refused_planner(one, method)
+            method = _refused_planner(one, chosen_method(replace(common, **own), target, params))
             known.append((key, method))
         found.append(replace(rest, method=method))
     return tuple(found)
-
-
-def _params(target: HuggingFaceModel, asked: PromptRequest, options: Mapping[str, Any]) -> SamplingParams:
-    """Return the sampling settings of a prompt, whose length does not matter for them: it may be refused later."""
-    return request_for(target, replace(_of_text(target, asked), tokens=asked.tokens[:1]), options).law.params
 
 
 def _of_text(target: HuggingFaceModel, asked: PromptRequest) -> PromptRequest:
@@ -243,11 +227,7 @@ def _same(one: Sequence[object], other: Sequence[object]) -> bool:
 
 
 def _refused_planner(asked: PromptRequest, method: Method) -> Method:
-    """Refuse a planner of one prompt: it plans for a whole batch, and for what drafts and verifies there.
-
-    Raises:
-        InvalidParameter: the policy is one.
-    """
+    """Refuse a planner of one prompt: it plans for a whole batch, and for what drafts and verifies there."""
     if not isinstance(method.policy, LearningPolicy):
         return method
     if "policy" in asked.own:

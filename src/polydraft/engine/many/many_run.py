@@ -2,20 +2,52 @@
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from polydraft.drafters import Drafter, owned_models
+from polydraft.engine.choices import (
+    Choices,
+    check_crowd,
+    chosen_method,
+    with_hugging_faces_words,
+)
 from polydraft.engine.emission import Emission, Statistics, names_of
-from polydraft.engine.loop.batch import Method
-from polydraft.engine.many.asked import Completed, PromptRequest, request_for
+from polydraft.engine.generate import target_model
+from polydraft.engine.loop.batch import Method, check_drafting
+from polydraft.engine.loop.step import room_for
+from polydraft.engine.many.asked import (
+    LARGEST_SEED,
+    Completed,
+    Prompt,
+    PromptRequest,
+    asked_prompts,
+    checked_prompt,
+    longest_text,
+    request_for,
+    with_methods,
+)
 from polydraft.engine.many.running import RunningBatch, RunningStep
-from polydraft.engine.observer import Observer
-from polydraft.engine.stopping import warn_of_context
-from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.run import Observer
+from polydraft.engine.target_law import TargetLaw, warn_of_context
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import (
+    OF_DECODERS,
+    OF_ONE_CALL,
     HuggingFaceModel,
+    check_arguments,
+    check_memory,
+    drafting_asked_for,
     own_inputs,
+    require_count,
 )
+from polydraft.trees import TreePolicy, TreeShape
+from polydraft.verifiers import NodeVerifier, TreeVerifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +131,6 @@ class ManyRun:
         return text
 
     def _tell_of_context(self) -> None:
-        """Warn, once, where the model's context left no room for what was asked for."""
         if self._cut:
             self._cut = False
             warn_of_context(self.setup.target.context)
@@ -221,3 +252,76 @@ class _Ended:
     def with_texts(self, step: int, ended: Sequence[Completed]) -> "_Ended":
         """Add the texts that ended with a step."""
         return replace(self, texts=(*self.waiting, *ended), handed=0, steps=step)
+
+
+def generate_many(
+    model: nn.Module,
+    prompts: Mapping[Any, Prompt] | Sequence[Prompt] | Sequence[int] | Int[Tensor, "..."] | np.ndarray,
+    *,
+    batch_size: int = 8,
+    drafter: Drafter | nn.Module | str | Path | None = None,
+    verifier: TreeVerifier | NodeVerifier | str | None = None,
+    policy: TreePolicy | TreeShape | Sequence[int] | str | int | None = None,
+    seed: int | None = None,
+    per_prompt: Mapping[Any, Mapping[str, Any]] | None = None,
+    compile: bool = False,
+    output_logprobs: int | None = None,
+    time: bool = False,
+    **options: Any,
+) -> ManyRun:
+    """Continue many prompts in one running batch, and return an iterator over the texts as they end.
+
+    Every text is the one that its prompt gets alone with the seed that comes with it (`Completed.seed`), up to the
+    rounding of a batch's arithmetic. That seed follows from `seed` and the prompt's name, so that the text does not
+    depend on the other prompts, their order or the batch size.
+
+    Args:
+        model: a Hugging Face causal model, the target.
+        prompts: token ids, as tensors or lists, by name, or a list of these, whose names are their places. Names are
+            numbers or texts; the seeds of prompts with other names follow from their places. A prompt may also be what
+            a tokenizer or `apply_chat_template` returns, and so may all of them together; padding is left out.
+        batch_size: texts in progress at a time.
+        drafter: as for `generate`.
+        verifier: as for `generate`, where the default follows from the options of all prompts, not those of one.
+        policy: likewise.
+        seed: fixes the texts.
+        per_prompt: by name, options that a prompt has instead of the common ones; `seed` among them is its own seed,
+            and `drafter`, `verifier`, `policy` and `prediction` are its own too.
+        output_logprobs: as for `generate`; a `Completed` has them.
+        time: as for `generate`.
+        compile: as for `generate`; the batch keeps its shape whatever joins and leaves.
+        **options: Hugging Face's generation arguments, and `grammar`, also of one prompt in `per_prompt`.
+
+    Raises:
+        InvalidParameter: batch_size below 1 or too large for the memory, an option outside its range, or options for a
+            prompt that there is not. A prompt that cannot be continued is no error of the run: it is yielded, with the
+            reason, and if that is its length, first.
+        UnpairedScheme: a drafter that cannot draft as the verifier needs.
+    """
+    require_count("batch_size", batch_size)
+    choices = Choices(drafter, verifier, policy, compile=compile, output_logprobs=output_logprobs, time=time)
+    target = target_model(model, compile=compile)
+    check_arguments(target.model, options, OF_ONE_CALL)
+    shared = sorted((own_inputs(target.model) - OF_DECODERS) & options.keys())
+    if shared:
+        raise InvalidParameter(f"{shared[0]} belongs to one prompt; give it with that prompt, as a mapping.")
+    choices = with_hugging_faces_words(choices, drafting_asked_for(options, target.model.generation_config))
+    start = int(torch.randint(LARGEST_SEED, ())) if seed is None else seed
+    own_options = {} if per_prompt is None else per_prompt
+    tried = [checked_prompt(target, one) for one in asked_prompts(target, prompts, start, own_options)]
+    asked = tuple(one for one in tried if isinstance(one, PromptRequest))
+    refused = tuple(one for one in tried if isinstance(one, Completed))
+    token = torch.zeros(1, dtype=torch.int64, device=target.device)
+    law = request_for(target, PromptRequest("", token, 0, {}), options).law if asked else TargetLaw()
+    method = chosen_method(choices, target, law.params)
+    asked = with_methods(asked, choices, target, law, method, options)
+    every = [method, *(one.method for one in asked if one.method)]
+    for one in every:
+        check_crowd(target, one.drafter, together=True)
+        check_drafting(one)
+    size = min(batch_size, len(asked))
+    capacity = longest_text(target, asked, options) + room_for(every)
+    if asked:
+        models = {id(model): model for one in every for model in owned_models(one.drafter)}
+        check_memory([target, *models.values()], size, capacity)
+    return ManyRun(ManySetup(target, method, law, options, size, capacity, asked, refused, output_logprobs, time))

@@ -9,16 +9,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.engine.calls.past import Past
 from polydraft.engine.emission import Block, Emission
 from polydraft.engine.loop.batch import Batch, Method, empty, placed
-from polydraft.engine.loop.prefill import Prompts, begin, opened, read_on, room_for
-from polydraft.engine.loop.step import step
-from polydraft.engine.many.kept import KeptTexts, copied, known_of
-from polydraft.engine.many.pace import PromptChunkSize, clock_of
-from polydraft.engine.observer import Observer
-from polydraft.engine.stopping import Ending
-from polydraft.engine.target_law import TargetLaw
+from polydraft.engine.loop.step import Prompts, begin, opened, read_on, room_for, step
+from polydraft.engine.many.prompt_reading import KeptTexts, PromptChunkSize, clock_of, copied, known_of
+from polydraft.engine.output import Past
+from polydraft.engine.run import Observer
+from polydraft.engine.target_law import Ending, TargetLaw
 from polydraft.errors import ContextOverflow
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams
@@ -302,7 +299,6 @@ class RunningBatch:
 
     @torch.inference_mode()
     def _idle(self, params: SamplingParams) -> Batch:
-        """Return a batch of idle rows, of one token each."""
         tokens = torch.zeros(self.size, 1, dtype=torch.int64, device=self.target.facts.device)
         laws, endings = (TargetLaw(params),) * self.size, (Ending(max_length=self.capacity),) * self.size
         prompts = Prompts(Text(tokens, torch.ones_like(tokens[:, 0])), laws, endings, Noise.from_seed(0, self.size))

@@ -10,9 +10,8 @@ import torch
 from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
 from polydraft.engine import Request, default_drafter
-from polydraft.engine.calls.choices import Choices, chosen_method, chosen_policy
-from polydraft.engine.calls.fitting import check_drafting
-from polydraft.engine.loop.batch import Method
+from polydraft.engine.choices import Choices, chosen_method, chosen_policy
+from polydraft.engine.loop.batch import Method, check_drafting
 from polydraft.engine.many.asked import PromptRequest, request_for
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.engine import Request
-from polydraft.engine.stopping import StoppingCriterion
-from polydraft.engine.target_law import RULED_OUT
+from polydraft.engine.target_law import RULED_OUT, StoppingCriterion
 from polydraft.errors import InvalidParameter
 from polydraft.models import RowProcessor
 

@@ -8,7 +8,7 @@ from typing import Any
 import polydraft.catalogue as catalogue
 from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
-from polydraft.engine.defaults import target_model
+from polydraft.engine.generate import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, load_pair, read_size, text_of
 from polydraft.options.commands.serve_options import Settings

@@ -8,7 +8,7 @@ from typing import Any
 
 from polydraft.drafters import owned_models
 from polydraft.engine import Method, Observer, Request, RunningBatch, RunningStep, Statistics
-from polydraft.engine.calls.choices import Choices, chosen_method
+from polydraft.engine.choices import Choices, chosen_method
 from polydraft.errors import PolydraftError
 from polydraft.models import check_memory
 from polydraft.planning import PLANNERS

@@ -1,8 +1,6 @@
 """Growing policies: trees that grow where the draft is sure, and stop where it is not."""
 
-from polydraft.trees.growing.best_first import BestFirst
-from polydraft.trees.growing.eagle_2 import Eagle2
-from polydraft.trees.growing.expected import ExpectedAcceptance
+from polydraft.trees.growing.budgets import BestFirst, Eagle2, ExpectedAcceptance
 from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
 from polydraft.trees.growing.merged import Merged
 from polydraft.trees.growing.stopping import (

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter
 from polydraft.schemes import Product, Scheme, require_scheme
-from polydraft.trees.growing.bounds import bounds, require_positive
-from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened
+from polydraft.trees.growing.growth import Drawn, GrowingPolicy, Opened, bounds, require_positive
 from polydraft.trees.policy import Widths, checked_widths
-from polydraft.trees.shape import TreeShape
+from polydraft.trees.tree import TreeShape
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """What users pass for drafter, verifier and tree, as the parts that the engine takes."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+import torch
 from torch import Generator, nn
 
 from polydraft.catalogue import (
@@ -20,30 +23,199 @@ from polydraft.catalogue import (
 )
 from polydraft.drafters import (
     Drafter,
+    ModelDrafter,
     NgramDrafter,
     PredictedDrafter,
     drafters_in,
+    drafts_under,
+    model_defaults,
     owned_models,
     owned_networks,
     proposes,
     route_before,
+    route_first,
 )
-from polydraft.engine.calls.fitting import chained, check_crowd, without_branches
-from polydraft.engine.calls.load import draft_for
-from polydraft.engine.calls.output import checked_logprobs
-from polydraft.engine.defaults import as_drafter, default_drafter, default_policy, default_verifier, text_word
+from polydraft.engine.load import draft_for
 from polydraft.engine.loop.batch import Method
-from polydraft.errors import CheckpointError, InvalidParameter, near, shown
+from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived
-from polydraft.models import HuggingFaceModel, Pair, check_same_source, is_known
+from polydraft.models import (
+    HuggingFaceModel,
+    LanguageModel,
+    Pair,
+    check_same_source,
+    draft_model,
+    is_known,
+    module_of,
+)
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
+from polydraft.schemes import IID, Given, Product, Scheme, TopK
 from polydraft.trees import Chain, Confident, Fixed, LearningPolicy, TreePolicy, TreeShape, Widths, as_chain
-from polydraft.verifiers import NodeVerifier, TopDown, TreeVerifier
+from polydraft.verifiers import (
+    BlockVerification,
+    ByShape,
+    NaiveMatch,
+    NodeVerifier,
+    Optimal,
+    RecursiveRejection,
+    TopDown,
+    TreeVerifier,
+)
+
+CERTAIN: dict[Scheme, TreeVerifier] = {
+    Given(): TopDown(NaiveMatch(Given())),
+    TopK(): TopDown(NaiveMatch(TopK())),
+    Product(): TopDown(NaiveMatch(Product())),
+}
+"""The rules of drafts that are fixed by the draft rows, which naive match verifies optimally; at any temperature for
+tokens from outside, at 0 for all others."""
+DRAWN: dict[Scheme, TreeVerifier] = {
+    Given(): TopDown(NaiveMatch(Given())),
+    TopK(): TopDown(NaiveMatch(TopK())),
+    Product(): TopDown(RecursiveRejection(Product())),
+    IID(): ByShape(),
+}
+"""The rules above temperature 0. A chain is verified as a block, which no rule beats; on trees, the top tokens and one
+sampled token have an optimal rule that costs next to nothing (docs/choosing.md)."""
+
+
+def default_verifier(drafter: Drafter, params: SamplingParams) -> TreeVerifier:
+    """Return the rule for the drafts that suit this drafter at this temperature.
+
+    Where the usual rule is for another scheme than the drafter's own and the drafter cannot draft so, and for schemes
+    that have none, chains are verified as blocks and trees by the optimal rule of a node, as far as there are these for
+    the scheme; else by naive match, which is exact for all.
+    """
+    scheme = (drafter.defaults(params) or model_defaults(params)).scheme
+    usual = (DRAWN if params.temperature else CERTAIN).get(scheme)
+    if usual is not None and drafts_under(drafter, usual.scheme):
+        return usual
+    if params.temperature:
+        with suppress(UnpairedScheme):
+            tree = TopDown(Optimal(scheme))
+            return ByShape(BlockVerification(scheme), tree) if scheme.lone_draft_is_drawn else tree
+    return TopDown(NaiveMatch(scheme))
+
+
+def default_policy(drafter: Drafter, params: SamplingParams) -> TreePolicy:
+    """Return the trees that suit this drafter at this temperature.
+
+    `polydraft tune` finds better ones for other models and machines than those that were measured.
+    """
+    return (drafter.defaults(params) or model_defaults(params)).policy
+
+
+def default_drafter(drafter: Drafter, params: SamplingParams, device: torch.device, *, fixed: bool = False) -> Drafter:
+    """Return who drafts if nothing but a draft model or a head was named: at temperature 0, a route of text before it.
+
+    Greedy text repeats itself, and what is found in it costs no pass; at temperature 1 it is seldom right. Text is read
+    on the host, for which a GPU would have to be waited for. Measured beside lookups alone (docs/performance.md).
+
+    Args:
+        drafter: the draft model's drafter, or the head's.
+        params: the target's sampling settings.
+        device: the target's device.
+        fixed: whether trees were named, or passes are compiled, each for one shape: guesses have shapes of their own.
+    """
+    return drafter if fixed or params.temperature or device.type != "cpu" else route_first(drafter)
+
+
+def text_word(params: SamplingParams) -> str:
+    """Return the word of who drafts if nobody was named: all text drafters in one tree, or one of them in each step.
+
+    At temperature 0 the merge was fastest. Above it drafts from text are seldom right, and a route soon drafts nothing
+    where they are not (docs/performance.md).
+    """
+    return "route" if params.temperature else "merge"
+
+
+def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafter:
+    """Turn what users pass into a drafter: a model drafts, compiled if asked."""
+    if not isinstance(drafter, nn.Module):
+        return drafter
+    return ModelDrafter(draft_model(drafter, compile=compile))
+
+
+def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
+    """Return the name of a model that scores chains only, if the target or a draft model is one.
+
+    Raises:
+        UnsupportedModel: the drafter needs a target that scores trees.
+        InvalidParameter: it needs more tokens scored beside them than the target's context has.
+    """
+    if drafter.needs.riders >= target.facts.context:
+        raise InvalidParameter(
+            f"{drafter.name} needs {drafter.needs.riders} tokens scored beside the text, but the model's context has "
+            f"{target.facts.context}."
+        )
+    if not target.facts.branches:
+        name = _name(target)
+        if drafter.needs.riders:
+            raise UnsupportedModel(f"{name} scores chains only, but {drafter.name} needs tokens scored beside them.")
+        if drafter.needs.branches:
+            raise UnsupportedModel(
+                f"{name} scores chains only, but {drafter.name} draft side by side in one tree; let them take turns: "
+                "route_first(...), or route-first on the command line."
+            )
+        if drafter.needs.target and target.facts.remembers:
+            raise UnsupportedModel(f"{name} remembers in states, which {drafter.name} cannot share.")
+    unable = [model for model in (target, *(owned_models(drafter))) if not model.facts.branches]
+    return _name(unable[0]) if unable else None
+
+
+def check_crowd(target: HuggingFaceModel, drafter: Drafter, *, together: bool = False, past: bool = False) -> None:
+    """Check that nothing is read beside a text on which its law would depend.
+
+    Decoders of encoders read the rows of a batch one by one.
+
+    Args:
+        target: the target.
+        drafter: who drafts.
+        together: whether several texts may be read in one pass.
+        past: whether a part of the text was read before.
+
+    Raises:
+        UnsupportedModel: the target scores a token by the others of its pass, and would by these.
+    """
+    if target.crowded is None:
+        return
+    ways = {
+        'drafter="none" decodes it plainly': proposes(drafter),
+        "give polydraft.generate one prompt at a time": together and not target.encodes,
+        "leave past out": past,
+    }
+    for way, is_needed in ways.items():
+        if is_needed:
+            raise UnsupportedModel(
+                f"{_name(target)} {target.crowded}, so what is read beside a token would change its law; {way}."
+            )
+
+
+def chained(policy: TreePolicy, name: str) -> TreePolicy:
+    """Return a policy whose trees do not branch, with a note if that is another than the one that was asked for.
+
+    Raises:
+        InvalidParameter: a planner chooses among trees that branch.
+    """
+    if isinstance(policy, LearningPolicy) and policy.shape.max_children > 1:
+        raise InvalidParameter(f"{name} scores chains only, but the planner has trees that branch; give it chains.")
+    chain = as_chain(policy)
+    if chain is not policy:
+        warnings.warn(
+            f"{name} scores chains only: drafts are chains of {chain.shape.depth} instead of {policy}.", stacklevel=2
+        )
+    return chain
+
+
+def _name(model: LanguageModel) -> str:
+    return type(module_of(model) or model).__name__
+
 
 _FILE = "{0} names a file, {1}, which the command line runs but Python does not: import its class and pass {0}=CLASS()."
 USUAL_DRAFTS = 20
 """Hugging Face's num_assistant_tokens where it is not said."""
+MOST_LOGPROBS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +239,11 @@ class Choices:
     prediction: object = None
 
     def __post_init__(self) -> None:
-        checked_logprobs(self.output_logprobs)
+        top = self.output_logprobs
+        if top is not None and (not is_whole(top) or not 0 <= int(top) <= MOST_LOGPROBS):
+            raise InvalidParameter(
+                f"output_logprobs must be a number of tokens from 0 to {MOST_LOGPROBS}, but is {shown(top)}."
+            )
         for name, value in {"compile": self.compile, "keep_past": self.keep_past, "time": self.time}.items():
             if not isinstance(value, bool):
                 raise InvalidParameter(f"{name} must be True or False, but is {_described(value)}.")
@@ -91,7 +267,11 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
         fixed = choices.compile or not weighs
         drafter = default_drafter(drafter, params, target.device, fixed=fixed)
     if choices.prediction is not None:
-        drafter = _with_prediction(choices.prediction, drafter)
+        if not proposes(drafter):
+            raise InvalidParameter(
+                "prediction is to be drafted, but the drafter none drafts nothing; leave one of them out."
+            )
+        drafter = route_before(PredictedDrafter(cast(Any, choices.prediction)), drafter)
     check_crowd(target, drafter)
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
@@ -101,19 +281,6 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     policy = usual if policy is None else policy
     return Method(drafter, verifier, policy if unable is None else chained(policy, unable))
-
-
-def _with_prediction(prediction: object, drafter: Drafter) -> Drafter:
-    """Return a drafter with a prediction before it, row by row.
-
-    Raises:
-        InvalidParameter: nothing is to be drafted.
-    """
-    if not proposes(drafter):
-        raise InvalidParameter(
-            "prediction is to be drafted, but the drafter none drafts nothing; leave one of them out."
-        )
-    return route_before(PredictedDrafter(cast(Any, prediction)), drafter)
 
 
 def _only_names_one(given: object) -> bool:
@@ -176,11 +343,7 @@ def _loaded(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
 
 
 def _check_no_other_word(given: str | Path) -> None:
-    """Check that a name of no folder is no word that means something elsewhere: hubs have no such models.
-
-    Raises:
-        InvalidParameter: it is, or it is like a drafter's word.
-    """
+    """Check that a name of no folder is no word that means something elsewhere: hubs have no such models."""
     word, colon, _ = str(given).partition(":")
     if is_known(str(given)) or is_derived(given):
         return
@@ -234,11 +397,19 @@ def chosen_policy(given: object) -> TreePolicy | None:
     if isinstance(given, TreeShape):
         return Fixed(given)
     if isinstance(given, str):
-        return PLANNERS[given]() if given in PLANNERS else _parsed(given)
+        if given in PLANNERS:
+            return PLANNERS[given]()
+        meant = near(given, PLANNERS)
+        if meant:
+            raise InvalidParameter(f"There is no tree {shown(given)} (did you mean {meant}?).")
+        return parse_policy(given)
     if isinstance(given, int) and not isinstance(given, bool):
         return Chain(given)
     if isinstance(given, Sequence):
-        return _with_drafts(Widths(tuple(cast(Sequence[int], given))))
+        policy = Widths(tuple(cast(Sequence[int], given)))
+        if not policy.shape.counts:
+            raise InvalidParameter('policy has no drafts; plain decoding is drafter="none".')
+        return policy
     if isinstance(given, TreePolicy):
         return given
     if isinstance(getattr(given, "shape", None), TreeShape):  # a tensor has a shape as well
@@ -250,14 +421,6 @@ def chosen_policy(given: object) -> TreePolicy | None:
         'policy must be a tree policy such as Chain(5), a TreeShape such as EAGLE_25, or text such as "4,2,1", but is '
         f"{_described(given)}."
     )
-
-
-def _parsed(text: str) -> TreePolicy:
-    """Read a tree, or say that a planner was likely meant."""
-    meant = near(text, PLANNERS)
-    if meant:
-        raise InvalidParameter(f"There is no tree {shown(text)} (did you mean {meant}?).")
-    return parse_policy(text)
 
 
 def with_hugging_faces_words(choices: Choices, asked: Mapping[str, Any]) -> Choices:
@@ -290,12 +453,6 @@ def _asked_chain(asked: Mapping[str, Any]) -> TreePolicy | None:
     if threshold:
         return Confident((1,) * (length or USUAL_DRAFTS), threshold)
     return None if length is None else Chain(length)
-
-
-def _with_drafts(policy: TreePolicy) -> TreePolicy:
-    if not policy.shape.counts:
-        raise InvalidParameter('policy has no drafts; plain decoding is drafter="none".')
-    return policy
 
 
 def _is_word(given: object) -> TypeGuard[str]:
