@@ -10,9 +10,9 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from polydraft.server.front.bodies import READ, read_body
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log, request_id
+from polydraft.server.wire.bodies import READ, read_body
 from polydraft.server.wire.error_answers import Refused, readable, told
 
 Scope = MutableMapping[str, Any]

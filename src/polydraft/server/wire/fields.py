@@ -9,8 +9,8 @@ from polydraft.options.commands.option_groups import DraftingOptions
 from polydraft.options.commands.serve_options import DETAILED, LEVELS, SUMMARY
 from polydraft.options.sampling_options import FILTERS, Sampling
 from polydraft.options.server_fields import fields
+from polydraft.server.wire.bodies import is_half_text
 from polydraft.server.wire.error_answers import Refused, readable, told
-from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import GrammarRequest, Speculation
 
 _SAMPLED = tuple(fields(Sampling))

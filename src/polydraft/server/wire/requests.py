@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from polydraft.server.wire.bodies import MOST_PROMPTS
 from polydraft.server.wire.fields import MOST_TOP, Body, Common, Parts, RequestPart, Text, Token, joined_parts
-from polydraft.server.wire.sizes import MOST_PROMPTS
 from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16

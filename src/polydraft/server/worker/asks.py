@@ -1,6 +1,6 @@
 """What a worker is asked for, and what it answers: plain values, which go through a pipe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,23 @@ NAMED = frozenset(
 DRAFTING = "speculative"
 OF_DRAFTING = frozenset(("drafter", "verifier", "tree", "max_draft_tokens"))
 """Those inside the field of drafting."""
+
+
+def nested(value: Any, *, names: bool = False) -> Iterator[Any]:
+    """Yield a value and all that is in it, with the names of objects where wanted; rows of tokens count as one."""
+    left = [value]
+    while left:
+        one = left.pop()
+        yield one
+        if isinstance(one, Mapping):
+            left += [*one, *one.values()] if names else one.values()
+        elif isinstance(one, list | tuple) and not is_row(one):
+            left += one
+
+
+def is_row(values: Sequence[Any]) -> bool:
+    """Tell whether these are tokens, or whole numbers of another kind, and nothing else."""
+    return {*map(type, values)} <= {int}
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,9 @@ class Spell:
         tools: what the chat template is told of tools.
         special: whether special tokens are added to a text.
         texts: whether the text of each token is told too.
+
+    Attributes:
+        size: how many texts are to be written.
     """
 
     name: str
@@ -141,6 +161,7 @@ class Spell:
     tools: tuple[Mapping[str, Any], ...] | None = None
     special: bool = True
     texts: bool = False
+    size = 0
 
 
 @dataclass(frozen=True)
@@ -173,12 +194,7 @@ class Event:
 
 
 class Unfit(PolydraftError):
-    """A request cannot be done.
-
-    Args:
-        error: why.
-        field: the field that it is about.
-    """
+    """A request cannot be done, for an error that is about one of its fields."""
 
     def __init__(self, error: PolydraftError, field: str) -> None:
         super().__init__(str(error))

@@ -13,11 +13,17 @@ from polydraft.errors import PolydraftError
 from polydraft.models import check_memory
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.answer_text import AnswerText, nothing
-from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, TextRequest, request_of, wanted_of
+from polydraft.server.worker.answer_text import AnswerText, Echo, nothing
+from polydraft.server.worker.asking import (
+    MOST_NODES,
+    MOST_RIDERS,
+    MethodShelf,
+    RequestError,
+    TextRequest,
+    request_of,
+    wanted_of,
+)
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
-from polydraft.server.worker.blame import RequestError
-from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import LoadedModels
 
 Say = Callable[[Event], None]
@@ -163,7 +169,7 @@ class Writing:
         try:
             over = one.step()
         except Exception as error:  # noqa: BLE001  as in `step`
-            self._fail(one.ask.name, error)
+            self.fail(one.ask.name, error)
             return
         if over:
             self._echoing.popleft()
@@ -208,7 +214,7 @@ class Writing:
                 known = self._batch.join(request, shares=not wanted.ask.alone, kin=kin)
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._forget_own(own)
-                self._fail(wanted.ask.name, error)
+                self.fail(wanted.ask.name, error)
                 continue
             self._texts[wanted.name] = _Text(wanted, telling, own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
@@ -267,7 +273,7 @@ class Writing:
         for wanted, told in said:
             self._say("gained", wanted, told)
         for name, error in failed:  # behind what the request's other texts gained
-            self._fail(name, error)
+            self.fail(name, error)
 
     def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)
@@ -284,12 +290,12 @@ class Writing:
         The step is taken again with the others.
         """
         if isinstance(error, RequestError):
-            self._fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
+            self.fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
             return
         for name in {one.wanted.ask.name for one in self._texts.values()}:
-            self._fail(name, error)
+            self.fail(name, error)
 
-    def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
+    def fail(self, name: str, error: Exception, code: str | None = None) -> None:
         """Say that a request is lost, and forget it."""
         self._drop(name, keeps=False)
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
