@@ -127,7 +127,7 @@ def test_a_stream_that_nobody_reads_is_let_go(
     async def receive() -> dict[str, Any]:
         if told:
             return told.pop()
-        while not (reads and desk.tickets and next(iter(desk.tickets.values())).running):
+        while not (reads and desk.tickets and next(iter(desk.tickets.values())).held):
             await asyncio.sleep(0.001)
         return {"type": "http.disconnect"}
 

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -40,8 +39,6 @@ from polydraft.server.wire.openapi import ASKED, ERRORS, answers, described
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from polydraft.server.worker import traced
 
-PAGE = Path(__file__).parent / "page"
-
 
 def build_app(settings: Settings, *, waits: bool = True) -> FastAPI:
     """Return the application; its worker starts with it, unless `app.state.desk.launch()` was called before.
@@ -63,10 +60,11 @@ def build_app(settings: Settings, *, waits: bool = True) -> FastAPI:
             await desk.close()
 
     app = FastAPI(title="polydraft", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.desk, app.state.settings, app.state.begun = desk, settings, int(time.time())
+    app.state.desk, app.state.settings, app.state.begun, app.state.count = desk, settings, int(time.time()), 0
     app.router.route_class = BodyRoute
-    add_routes(app)
-    add_page(app, PAGE)
+    for add in (_add_texts, _add_tokens, _add_models, _add_state):
+        add(app)
+    add_page(app)
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(RequestValidationError, _wrong_fields)
     app.add_exception_handler(HTTPException, _plain_error)
@@ -86,9 +84,9 @@ def build_app(settings: Settings, *, waits: bool = True) -> FastAPI:
     return app
 
 
-def _answered(request: Request, error: Refused) -> Response:
+def _answered(request: Request, error: Refused, headers: Mapping[str, str] | None = None) -> Response:
     request.app.state.desk.metrics.add_by("request_refused", error.status)
-    return JSONResponse(error.body(), error.status, error.headers)
+    return JSONResponse(error.body(), error.status, error.headers | dict(headers or {}))
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -106,36 +104,21 @@ async def _plain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     sentences = {404: "There is nothing at this address.", 405: "This address is not for this method."}
     said = sentences.get(error.status_code, "The body cannot be read as JSON.")
-    answer = JSONResponse(Refused(error.status_code, said).body(), error.status_code, error.headers)
-    request.app.state.desk.metrics.add_by("request_refused", error.status_code)
-    return answer
+    return _answered(request, Refused(error.status_code, said), error.headers)
 
 
 async def _ours(request: Request, error: Exception) -> Response:
     name = str(request.scope.get("state", {}).get("request_id", ""))
     log("request failed", level=logging.ERROR, id=name, error=traced(error))
-    answer = _answered(request, ours(name))
-    answer.headers[ID] = name
-    return answer
+    return _answered(request, ours(name), {ID: name})
 
 
-def add_routes(app: FastAPI) -> None:
-    """Add everything but the page to an app."""
-    _add_texts(app)
-    _add_tokens(app)
-    _add_models(app)
-    _add_state(app)
-
-
-def _desk(request: Request) -> Desk:
-    return request.app.state.desk
-
-
-def _id(request: Request, kind: str) -> str:
-    """Return an answer's id: two requests may bear one id of their client's, so it has a number of ours behind it."""
+def _taken(request: Request, kind: str, model: str | None) -> tuple[Desk, str]:
+    """Return the desk that a request goes to, and its answer's id, which has a number of ours behind the client's."""
     state = request.app.state
-    state.count = getattr(state, "count", 0) + 1
-    return f"{kind}-{request.scope['state']['request_id']}-{state.count}"
+    _check_model(request, model)
+    state.count += 1
+    return state.desk, f"{kind}-{request.scope['state']['request_id']}-{state.count}"
 
 
 def _check_model(request: Request, name: str | None) -> None:
@@ -145,62 +128,63 @@ def _check_model(request: Request, name: str | None) -> None:
 
 
 def _add_texts(app: FastAPI) -> None:
+    model = app.state.settings.name
+
     @app.post("/v1/completions", responses=answers(Completion, CompletionChunk))
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue prompts."""
-        _check_model(request, body.model)
-        name = _id(request, "cmpl")
-        shape = AnswerShape(name, request.app.state.settings.name, False, body.logprobs is not None)
-        return await answer(_desk(request), request, body.as_ask(name), body, shape)
+        desk, name = _taken(request, "cmpl", body.model)
+        shape = AnswerShape(name, model, chat=False, logprobs=body.logprobs is not None)
+        return await answer(desk, request, body.as_ask(name), body, shape)
 
     @app.post("/v1/chat/completions", responses=answers(ChatCompletion, ChatCompletionChunk))
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
-        _check_model(request, body.model)
-        name = _id(request, "chatcmpl")
-        shape = AnswerShape(name, request.app.state.settings.name, True, body.logprobs)
-        return await answer(_desk(request), request, body.as_ask(name), body, shape)
+        desk, name = _taken(request, "chatcmpl", body.model)
+        shape = AnswerShape(name, model, chat=True, logprobs=body.logprobs)
+        return await answer(desk, request, body.as_ask(name), body, shape)
+
+
+async def _spelt(request: Request, kind: str, body: TokenizeBody | DetokenizeBody) -> Mapping[str, Any]:
+    desk, name = _taken(request, kind, body.model)
+    ticket, event = await attended(desk, request, body.as_spell(name))
+    desk.leave(ticket)
+    return event.said
 
 
 def _add_tokens(app: FastAPI) -> None:
     @app.post("/tokenize", responses=answers(Tokenized))
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Return the tokens of a text or conversation."""
-        _check_model(request, body.model)
-        desk = _desk(request)
-        ticket, event = await attended(desk, request, body.as_spell(_id(request, "tok")))
-        desk.leave(ticket)
+        said = await _spelt(request, "tok", body)
         told: Tokenized = {
-            "count": len(event.said["tokens"]),
-            "max_model_len": event.said["length"],
-            "tokens": event.said["tokens"],
-            "token_strs": event.said["texts"],
+            "count": len(said["tokens"]),
+            "max_model_len": said["length"],
+            "tokens": said["tokens"],
+            "token_strs": said["texts"],
         }
         return JSONResponse(told)
 
     @app.post("/detokenize", responses=answers(Detokenized))
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """Return the text of tokens."""
-        _check_model(request, body.model)
-        desk = _desk(request)
-        ticket, event = await attended(desk, request, body.as_spell(_id(request, "detok")))
-        desk.leave(ticket)
-        told: Detokenized = {"prompt": event.said["text"]}
+        said = await _spelt(request, "detok", body)
+        told: Detokenized = {"prompt": said["text"]}
         return JSONResponse(told)
 
 
 def _add_models(app: FastAPI) -> None:
     def card() -> ModelCard:
-        desk, settings = app.state.desk, app.state.settings
+        told, settings = app.state.desk.told, app.state.settings
         return {
             "id": settings.name,
             "object": "model",
             "created": app.state.begun,
             "owned_by": "polydraft",
             "root": settings.name,
-            "max_model_len": desk.told.get("context"),
-            "verifier": desk.told.get("verifier"),
-            "lossless": desk.told.get("lossless"),
+            "max_model_len": told.get("context"),
+            "verifier": told.get("verifier"),
+            "lossless": told.get("lossless"),
         }
 
     @app.get("/v1/models", responses={200: {"model": ModelList}, **ASKED})

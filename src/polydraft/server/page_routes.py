@@ -15,6 +15,7 @@ import polydraft.catalogue.tables as tables
 from polydraft import __version__
 from polydraft.options.commands.serve_options import Settings
 
+PAGE = Path(__file__).parent / "page"
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -34,21 +35,15 @@ class _Files(StaticFiles):
         return response
 
 
-def add_page(app: FastAPI, folder: Path) -> None:
-    """Serve the page of a folder at `/`, and its files under `/page/`; nothing if there is none."""
-    if not (folder / "index.html").is_file():
-        return
+def add_page(app: FastAPI) -> None:
+    """Serve the page at `/`, and its files under `/page/`."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         """Return the page."""
-        return FileResponse(folder / "index.html", headers=HEADERS)
+        return FileResponse(PAGE / "index.html", headers=HEADERS)
 
-    app.mount("/page", _Files(directory=folder), name="page")
-
-
-_SENTENCE = re.compile(r"(?<!\.)\. ")
-"""Where a sentence ends: not behind the dots of `x_1 ... x_n`."""
+    app.mount("/page", _Files(directory=PAGE), name="page")
 
 
 def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,13 +55,12 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
     """
     words = [word for word in told.get("drafters", ()) if word != "none"]
     rules = catalogue.rule_words(lossless=True)
-    trees = [example for line in tables.POLICIES for example in line.examples[:1]]
     return {
         "models": [settings.name],
         "target": settings.name,
         "drafters": [{"word": word, "meaning": _meaning(_drafter(word))} for word in words],
-        "verifiers": [{"word": word, "meaning": _meaning(_rule(word))} for word in rules],
-        "trees": trees,
+        "verifiers": [{"word": word, "meaning": _meaning(catalogue.rule_line(word).make)} for word in rules],
+        "trees": [example for line in tables.POLICIES for example in line.examples[:1]],
         "chat": bool(told.get("chat")),
         "context": told.get("context"),
         "defaults": {
@@ -85,17 +79,13 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _drafter(word: str) -> Any:
     line = catalogue.drafter_line(word)
-    return (
-        line.kind if line.kind is not None and not line.kind.__name__.startswith("_") and not line.wraps else line.make
-    )
-
-
-def _rule(word: str) -> Any:
-    return catalogue.rule_line(word).make
+    is_public = line.kind is not None and not line.kind.__name__.startswith("_")
+    return line.kind if is_public and not line.wraps else line.make
 
 
 def _meaning(made: Any) -> str:
     """Return the first sentence of what something says of itself, as a description."""
     said = " ".join((made.__doc__ or "").strip().split("\n\n")[0].split())
-    first = _SENTENCE.split(said)[0].removesuffix(".").removeprefix("Return ")
+    first = re.split(r"(?<!\.)\. ", said)[0]  # the dots of `x_1 ... x_n` end no sentence
+    first = first.removesuffix(".").removeprefix("Return ")
     return first[:1].upper() + first[1:]

@@ -122,13 +122,7 @@ class Choice:
 
 
 class OpenRequest:
-    """A request in progress.
-
-    Args:
-        begun: what the worker said when it took the request.
-        n: choices of each prompt.
-        level: how much is told of drafts.
-    """
+    """A request in progress, with `n` choices of each prompt; `begun` is what the worker said when it took it."""
 
     def __init__(self, begun: Mapping[str, Any], n: int, level: str) -> None:
         self.begun, self.n, self.level = begun, n, level
@@ -212,15 +206,7 @@ def _values(own: Sequence[Mapping[str, Any]]) -> int:
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """What an answer to one request looks like.
-
-    Args:
-        name: the answer's id.
-        model: what the model is called.
-        chat: whether it is a chat.
-        logprobs: whether log-probabilities are told.
-        created: when, in seconds since 1970.
-    """
+    """What an answer to one request looks like: its id, its model's name, and what it tells."""
 
     name: str
     model: str

@@ -102,7 +102,6 @@ class AnswerText:
         return found
 
     def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str]) -> dict[str, Any]:
-        """Return what a page shows of a step."""
         elapsed, all_steps = clock() - self.begun, self._statistics
         tokens = [
             {"id": token, "text": text, "origin": (gain.source or TARGET) if place < gain.accepted else TARGET}
@@ -218,7 +217,6 @@ class Echo:
 
     @torch.inference_mode()
     def _scored(self, logits: torch.Tensor, after: torch.Tensor) -> list[dict[str, Any]]:
-        """Return how likely each token is behind its row of logits."""
         told, top = list[dict[str, Any]](), self.ask.logprobs or 0
         for some, tokens in zip(logits.split(SCORED), after.split(SCORED), strict=True):
             rows = some.double().log_softmax(dim=-1)

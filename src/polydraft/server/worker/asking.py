@@ -151,7 +151,6 @@ def grammar_of(ask: Ask) -> Grammar | None:
 
 
 def _check_words(own: Speculation) -> None:
-    """Check that the words of a request mean something, each by itself."""
     named = {"tree": (own.tree, chosen_policy), "verifier": (own.verifier, lambda word: verifier_by_name(word, ""))}
     for name, (word, read) in named.items():
         if word is not None:

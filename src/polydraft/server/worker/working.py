@@ -170,7 +170,6 @@ def _first(hear: Hear, *, waits: bool) -> Any:
 
 
 def _go_on(writing: Writing, told: Ask | Spell, found: futures.Future[Any]) -> None:
-    """Begin what was prepared, or say what was found."""
     try:
         if isinstance(told, Ask):
             writing.begin(told, found.result())
