@@ -22,7 +22,7 @@ from polydraft.server import Settings, build_app
 from polydraft.server.front import logs
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
-from polydraft.server.worker import threads
+from polydraft.server.worker import workers
 
 GET = ("/health", "/v1/models", "/v1/models/polydraft-embedded", "/polydraft/options", "/v1/nothing")
 POST = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
@@ -31,14 +31,14 @@ POST = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let models be loaded when this is set, and not before; what was not loaded by the end of a test never is."""
-    held, over, work = threading.Event(), threading.Event(), threads.work
+    held, over, work = threading.Event(), threading.Event(), workers.work
 
     def waiting(*given: Any) -> None:
         held.wait()
         if not over.is_set():
             work(*given)
 
-    monkeypatch.setattr(threads, "work", waiting)
+    monkeypatch.setattr(workers, "work", waiting)
     yield held
     over.set()
     held.set()
@@ -85,7 +85,7 @@ def test_a_worker_that_cannot_be_started_is_told_to_who_waits(monkeypatch: pytes
     def fails(*_: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(threads.threading.Thread, "start", fails)
+    monkeypatch.setattr(workers.threading.Thread, "start", fails)
     desk = Desk(Settings(apart=False), Metrics("m"))
     desk.launch()
     with pytest.raises(PolydraftError, match="cannot be started: no more processes"):
@@ -164,8 +164,8 @@ def test_signals_end_it_while_the_model_is_loaded(
 
 def test_a_worker_whose_server_was_stopped_meanwhile_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     desk, ended = Desk(Settings(apart=False), Metrics("m")), list[float]()
-    monkeypatch.setattr(threads.ThreadWorker, "__init__", lambda *_: asyncio.run(desk.close()))
-    monkeypatch.setattr(threads.ThreadWorker, "end", lambda _, seconds: ended.append(seconds))
+    monkeypatch.setattr(workers.ThreadWorker, "__init__", lambda *_: asyncio.run(desk.close()))
+    monkeypatch.setattr(workers.ThreadWorker, "end", lambda _, seconds: ended.append(seconds))
     desk.launch()
     assert ended == [0.0]
 

@@ -39,9 +39,8 @@ from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody
 from polydraft.server.worker import Ask, Cancel, Event, Spell
 from polydraft.server.worker.answer_text import AnswerText
-from polydraft.server.worker.prompt_preparing import Preparing
 from polydraft.server.worker.served import LoadedModels, load_served
-from polydraft.server.worker.working import _heard
+from polydraft.server.worker.working import Preparing, _heard
 from polydraft.server.worker.writing import Writing
 
 ORIGIN = {"origin": "https://example.org"}
@@ -128,7 +127,7 @@ def test_a_stream_that_nobody_reads_is_let_go(
     async def receive() -> dict[str, Any]:
         if told:
             return told.pop()
-        while not (reads and desk.tickets and next(iter(desk.tickets.values())).running):
+        while not (reads and desk.tickets and next(iter(desk.tickets.values())).held):
             await asyncio.sleep(0.001)
         return {"type": "http.disconnect"}
 
@@ -393,8 +392,8 @@ def test_a_tokenizer_that_cannot_be_copied_is_asked_itself(
         preparing = Preparing(served)
     preparing.take(Spell("spell", "a b"))
     preparing.wait(10)
-    (found,) = preparing.done()
-    assert found.found()["tokens"] == served.ids("a b") and not preparing.busy
+    ((_, found),) = preparing.done()
+    assert found.result()["tokens"] == served.ids("a b") and not preparing.busy
     preparing.end()
 
 

@@ -20,7 +20,7 @@ from polydraft.server import Settings
 from polydraft.server.front import logs
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.metrics import Metrics
-from polydraft.server.worker import Event, processes, working
+from polydraft.server.worker import Event, workers, working
 
 
 def texts_of(folder: Path, pair: Pair) -> list[str]:
@@ -60,14 +60,14 @@ def warning(settings: Settings, hear: Any, say: Any) -> None:
 def test_what_a_worker_warns_of_is_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(processes, "work", warning)
-    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "work", warning)
+    monkeypatch.setattr(workers, "_context", lambda: multiprocessing.get_context("fork"))
     heard: queue.Queue[Event] = queue.Queue()
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        processes.ProcessWorker(Settings(), heard.put)
+        workers.ProcessWorker(Settings(), heard.put)
     event = heard.get(timeout=10)
-    assert (event.kind, event.said) == (processes.WARNED, {"message": "The disk is full."})
+    assert (event.kind, event.said) == (workers.WARNED, {"message": "The disk is full."})
     with caplog.at_level(logging.WARNING, logger="polydraft.server"):
         monkeypatch.setattr(logs.LOG, "propagate", True)
         Desk(Settings(), Metrics("m"))._say(event)

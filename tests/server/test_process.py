@@ -28,7 +28,7 @@ from polydraft.extras import SERVE
 from polydraft.server import Settings
 from polydraft.server.front import logs
 from polydraft.server.front.metrics import Metrics
-from polydraft.server.worker import WARNED, Event, processes
+from polydraft.server.worker import WARNED, Event, workers
 
 PACKAGES = [Requirement(one).name for one in SERVE.requirements]
 LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -145,11 +145,11 @@ def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) 
                 hear(0.0)
                 hangs()
 
-    monkeypatch.setattr(processes, "work", work)
-    monkeypatch.setattr(processes, "BEAT", 0.05)
-    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "work", work)
+    monkeypatch.setattr(workers, "BEAT", 0.05)
+    monkeypatch.setattr(workers, "_context", lambda: multiprocessing.get_context("fork"))
     heard: queue.Queue[Event] = queue.Queue()
-    worker = processes.ProcessWorker(Settings(stall=1), heard.put)
+    worker = workers.ProcessWorker(Settings(stall=1), heard.put)
     assert heard.get(timeout=10).kind == "ready"
     time.sleep(1.5)  # who has nothing to do is not killed
     for told in ("go on", "hang"):
@@ -161,10 +161,10 @@ def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) 
 
 def two_events_of(work: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
     """Let a process do this work, and return the first two things that it says."""
-    monkeypatch.setattr(processes, "work", work)
-    monkeypatch.setattr(processes, "_context", lambda: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "work", work)
+    monkeypatch.setattr(workers, "_context", lambda: multiprocessing.get_context("fork"))
     heard: queue.Queue[Event] = queue.Queue()
-    processes.ProcessWorker(Settings(), heard.put)
+    workers.ProcessWorker(Settings(), heard.put)
     return heard.get(timeout=10), heard.get(timeout=10)
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from polydraft.server.wire.bodies import MOST_VALUES, check_brackets, check_sizes, is_half_text
 from polydraft.server.wire.error_answers import Refused
-from polydraft.server.wire.sizes import MOST_VALUES, check_brackets, check_sizes, is_half_text
 
 
 def test_brackets_in_texts_are_text() -> None:

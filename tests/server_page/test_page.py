@@ -57,7 +57,7 @@ def test_events_are_read_whatever_pieces_they_come_in(page) -> None:
     for size in (1, 2, 3, 1000):
         read = page.evaluate(
             """async ([sent, size]) => {
-                const { events } = await import('/page/stream.js');
+                const { events } = await import('/page/run.js');
                 const bytes = new TextEncoder().encode(sent);
                 const body = new ReadableStream({ start(controller) {
                     for (let i = 0; i < bytes.length; i += size) controller.enqueue(bytes.slice(i, i + size));

@@ -11,11 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from polydraft.server.front.desk import Desk, Ticket
 from polydraft.server.front.logs import log
-from polydraft.server.wire.answers import AnswerShape, as_json
+from polydraft.server.wire.answers import AnswerShape, OpenRequest, as_json
 from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.fields import Common
 from polydraft.server.wire.openapi import DONE
-from polydraft.server.wire.tallies import OpenRequest
 from polydraft.server.worker import Ask, Event, Spell
 
 STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -53,7 +52,7 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: An
         Refused: it cannot be answered.
     """
     ticket, event = await attended(desk, request, ask)
-    tally = OpenRequest.of(event.said, ask.n, body.level(desk.settings.draft_metrics))
+    tally = OpenRequest(event.said, ask.n, body.level(desk.settings.draft_metrics))
     if body.stream:
         return _Stream(desk, ticket, _events(desk, request, ticket, tally, body, shape))
     try:
@@ -82,11 +81,7 @@ async def _all(ticket: Ticket, tally: OpenRequest) -> None:
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
-    """Do something as long as the client is there.
-
-    Raises:
-        Refused: it went away.
-    """
+    """Do something as long as the client is there: it is refused when it went away."""
     doing, watching = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,11 +110,10 @@ async def _events(
             yield opened
         while not tally.over:
             event = await ticket.next()
-            if event.kind == "joined":
-                tally.add(event.kind, event.said)
-                continue
             choice = tally.add(event.kind, event.said)
-            chunk = shape.chunk(choice, event.said, shape.begins(tally, choice.number))
+            if event.kind == "joined":
+                continue
+            chunk = shape.chunk(tally, choice, event.said)
             if tally.over:
                 shape.add_measures(chunk, tally, usage)
             if usage:
@@ -143,12 +137,12 @@ def _line(body: Mapping[str, object]) -> bytes:
 
 def _tell_log(request: Request, tally: OpenRequest, desk: Desk, ask: Ask | Spell) -> None:
     """Say what a request came to, for the log; of its text only what the operator wants to see."""
-    counts = tally.counts()
+    usage, gains = tally.usage(), tally.gains
     told: dict[str, Any] = {
-        "prompt_tokens": tally.prompt_tokens,
-        "completion_tokens": tally.completion_tokens,
-        "drafted": counts.drafted,
-        "accepted": counts.accepted,
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "drafted": sum(one.drafted for one in gains),
+        "accepted": sum(one.accepted for one in gains),
         **tally.rule,
         "finish": [choice.finish or "cancelled" for choice in tally.choices],
     }

@@ -13,7 +13,7 @@ from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
-from polydraft.server.wire.error_answers import STATUSES, Refused, of_event, ours
+from polydraft.server.wire.error_answers import STATUSES, Refused, ours
 from polydraft.server.worker import WARNED, Ask, Cancel, Event, ProcessWorker, Spell, ThreadWorker
 
 SOON = 2
@@ -22,25 +22,19 @@ MOST_PAUSE = 30.0
 
 
 class Ticket:
-    """What a request waits at for what comes of it.
+    """What a request, which its client knows by the id `request`, waits at for what comes of it.
 
-    Args:
-        ask: the request.
-        timing: its times.
+    Attributes:
         deadline: when it is over, by the loop's clock.
-        request: the id that its client knows it by.
+        left: how many of its texts have not ended.
+        held: tokens of its texts in progress, with their prompts.
     """
 
     def __init__(self, ask: Ask | Spell, timing: Timing, deadline: float, request: str = "") -> None:
         self.ask, self.timing, self.deadline, self.request = ask, timing, deadline, request or ask.name
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.left = ask.size if isinstance(ask, Ask) else 0
+        self.left = ask.size
         self.held: dict[int, int] = {}
-
-    @property
-    def running(self) -> int:
-        """How many of its texts are in progress; `held` has their tokens."""
-        return len(self.held)
 
     async def next(self) -> Event:
         """Return the next event.
@@ -53,25 +47,18 @@ class Ticket:
             event = await asyncio.wait_for(self.events.get(), max(rest, 0))
         except TimeoutError:
             raise Refused(504, "The request took longer than this server allows.", None, "deadline") from None
-        if event.kind == "refused":
-            raise of_event(event.said)
-        if event.kind == "failed":
-            code = event.said.get("code")
-            status = STATUSES.get(str(code), 500)
-            if status == 500:
-                log("request failed", level=logging.ERROR, id=self.request, error=event.said["message"])
-                raise ours(self.request)
-            raise Refused(status, str(event.said["message"]), None, code, SOON if status == 503 else None)
-        return event
+        if event.kind not in ("refused", "failed"):
+            return event
+        message, code = event.said["message"], event.said["code"]
+        status = STATUSES.get(str(code), 400 if event.kind == "refused" else 500)
+        if status == 500:
+            log("request failed", level=logging.ERROR, id=self.request, error=message)
+            raise ours(self.request)
+        raise Refused(status, message, event.said.get("param"), code, SOON if status == 503 else None)
 
 
 class Desk:
-    """Keep the worker and those who wait for it.
-
-    Args:
-        settings: the server's.
-        metrics: the app's.
-    """
+    """Keep the worker and those who wait for it."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
@@ -179,7 +166,7 @@ class Desk:
             Refused: the queue is full, or the worker refuses.
         """
         self.check_open()
-        size = ask.size if isinstance(ask, Ask) else 0
+        size = ask.size
         most = self.settings.batch_size + self.settings.max_queue
         if size > most:
             raise Refused(400, f"n asks for {size} texts at once, but at most {most} are taken.", "n")
@@ -216,7 +203,6 @@ class Desk:
         return max(1, min(60, math.ceil(self._seconds * self.outstanding / self.settings.batch_size / 2)))
 
     def _say(self, event: Event) -> None:
-        """Hear the worker, on its thread."""
         if event.kind == WARNED:
             log("warning", level=logging.WARNING, message=event.said["message"])
             return
@@ -242,13 +228,11 @@ class Desk:
         if event.kind == "stepped":
             self.metrics.see("iteration_tokens_total", event.said["tokens"])
         ticket = self.tickets.get(event.name)
-        if ticket is None:
-            return
-        self._note(ticket, event)
-        ticket.events.put_nowait(event)
+        if ticket is not None:
+            self._note(ticket, event)
+            ticket.events.put_nowait(event)
 
     def _note(self, ticket: Ticket, event: Event) -> None:
-        """Count what an event says."""
         if event.kind == "begun":
             ticket.timing.begun(event.said)
         elif event.kind == "joined":
@@ -265,11 +249,11 @@ class Desk:
         self._count()
 
     def _count(self) -> None:
-        running = sum(ticket.running for ticket in self.tickets.values())
-        self.metrics.put("num_requests_running", running)
-        self.metrics.put("num_requests_waiting", self.outstanding - running)
+        held = [tokens for ticket in self.tickets.values() for tokens in ticket.held.values()]
+        self.metrics.put("num_requests_running", len(held))
+        self.metrics.put("num_requests_waiting", self.outstanding - len(held))
         slots = self.settings.batch_size * int(self.told.get("context") or 1)
-        self.metrics.put("kv_cache_usage_perc", sum(sum(one.held.values()) for one in self.tickets.values()) / slots)
+        self.metrics.put("kv_cache_usage_perc", sum(held) / slots)
 
     def _lost(self, event: Event) -> None:
         """Tell everybody that the worker is gone, and start another one."""
@@ -293,10 +277,5 @@ class Desk:
         begun = time.perf_counter()
         await asyncio.to_thread(self.launch)
         await asyncio.to_thread(self._known.wait)
-        log(
-            "worker started",
-            pid=self.pid,
-            ready=self.ready,
-            seconds=round(time.perf_counter() - begun, 3),
-            error=self.broken or None,
-        )
+        seconds = round(time.perf_counter() - begun, 3)
+        log("worker started", pid=self.pid, ready=self.ready, seconds=seconds, error=self.broken or None)

@@ -4,22 +4,17 @@ import asyncio
 import hmac
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polydraft.server.front.bodies import READ, read_body
 from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log, request_id
+from polydraft.server.wire.bodies import READ, read_body
 from polydraft.server.wire.error_answers import Refused, readable, told
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """The beginnings of paths that need a key, where there are keys."""
 OF_THE_MODEL = (*GUARDED, "/polydraft/")
@@ -33,13 +28,9 @@ class RequestGate:
     """Give every request an id, read its body up to a limit, look at its key, and write a line about it.
 
     HEAD is GET whose body is left out. While the model is loaded for the first time, what needs it is refused.
-
-    Args:
-        app: what is behind it.
-        desk: whose settings hold.
     """
 
-    def __init__(self, app: App, desk: Desk) -> None:
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
         self.app, self.desk = app, desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +55,7 @@ class RequestGate:
             self._check_key(_route(scope), headers)
             if not self.desk.told and _route(scope).startswith(OF_THE_MODEL):
                 self.desk.check_open()
-            body = await self._body(receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
+            body = await self._body(scope, receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
             if body:
                 scope[READ] = await read_body(body, self.desk.told.get("context"))
             inside = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
@@ -79,22 +70,13 @@ class RequestGate:
             self._logged(scope, name, status[0], time.perf_counter() - begun)
 
     def _check_host(self, headers: Headers) -> None:
-        """Check the name by which the server is called.
-
-        Raises:
-            Refused: it is another one's.
-        """
         allowed, called = self.desk.settings.hosts, headers.get("host", "").lower()
         name = called.rpartition(":")[0] if called.rpartition(":")[2].isdigit() and "]" != called[-1:] else called
         if allowed and name not in ("localhost", *map(str.lower, allowed)) and not is_address(name.strip("[]")):
             raise Refused(400, "This server is not called by this name; its operator can allow it.", None, "wrong_host")
 
     def _check_key(self, path: str, headers: Headers) -> None:
-        """Check the key; all keys are looked at, in a time that does not depend on what was sent.
-
-        Raises:
-            Refused: there is none, or not the right one.
-        """
+        """Check the key; all keys are looked at, in a time that does not depend on what was sent."""
         keys = self.desk.settings.keys
         if not keys or not path.startswith(GUARDED):
             return
@@ -103,12 +85,8 @@ class RequestGate:
         if not any([hmac.compare_digest(given, one.encode()) for one in keys]):
             raise Refused(401, "Send a valid API key, as Authorization: Bearer KEY.", None, "invalid_api_key")
 
-    async def _body(self, receive: Receive, headers: Headers) -> bytes:
-        """Read the body.
-
-        Raises:
-            Refused: it is encoded, is too long, or takes too long.
-        """
+    async def _body(self, scope: Scope, receive: Receive, headers: Headers) -> bytes:
+        """Read the body, unless it is encoded, is too long, or takes too long."""
         encoding = ", ".join(headers.getlist("content-encoding")).strip()
         if encoding.lower() not in ("", "identity"):
             said = f"The Content-Encoding {readable(told(encoding))} is not supported; send the body as it is."
@@ -116,35 +94,24 @@ class RequestGate:
         most, said = self.desk.settings.max_body, headers.get("content-length", "")
         if said.isdigit() and int(said[:20]) > most:
             raise _too_long(most)
-        parts, size = list[bytes](), 0
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refused(400, "The client went away before its body had come.")
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > most:
+                async for part in Request(scope, receive).stream():
+                    body += part
+                    if len(body) > most:
                         raise _too_long(most)
-                    if not message.get("more_body"):
-                        return b"".join(parts)
+                return bytes(body)
+        except ClientDisconnect:
+            raise Refused(400, "The client went away before its body had come.") from None
         except TimeoutError:
             raise Refused(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
 
     def _logged(self, scope: Scope, name: str, status: int, seconds: float) -> None:
-        found = scope["state"].get("told", {})
         if _route(scope) in ("/health", "/metrics") and (status == 200 or not self.desk.told):
             return  # whoever asks again and again whether the model is there
-        log(
-            "request",
-            id=name,
-            method=scope["method"],
-            path=scope["path"][:200],
-            status=status or 499,
-            seconds=round(seconds, 4),
-            **found,
-        )
+        head = {"id": name, "method": scope["method"], "path": scope["path"][:200], "status": status or 499}
+        log("request", **head, seconds=round(seconds, 4), **scope["state"].get("told", {}))
 
 
 def is_address(name: str) -> bool:

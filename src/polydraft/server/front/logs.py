@@ -5,14 +5,13 @@ import logging
 import re
 import sys
 import time
-import traceback
 import uuid
 from typing import Any
 
+from polydraft.server.worker import traced
+
 LOG = logging.getLogger("polydraft.server")
 MOST_ID = 128
-MOST_TOLD = 4000
-"""Characters of a traceback in the log: its end, where it says what happened."""
 
 
 class _Lines(logging.Formatter):
@@ -35,11 +34,6 @@ def write_logs() -> None:
         one.handlers[:] = [handler]
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
-
-
-def traced(error: BaseException) -> str:
-    """Return where an error happened, and how it came to that."""
-    return "".join(traceback.format_exception(error))[-MOST_TOLD:]
 
 
 def log(event: str, *, level: int = logging.INFO, **told: Any) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
+from polydraft.server.wire.answers import FINISHES
+
 OURS, THEIRS = "polydraft", "vllm"
 WAITS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
@@ -47,12 +49,7 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
 
 
 class Metrics:
-    """The metrics of one app, in a registry of its own.
-
-    Args:
-        model: what the model is called.
-        vllm: whether they are told under `vllm:` too.
-    """
+    """The metrics of one app, in a registry of its own; with `vllm` they are told under vLLM's names too."""
 
     def __init__(self, model: str, *, vllm: bool = False) -> None:
         self.registry = CollectorRegistry()
@@ -62,19 +59,19 @@ class Metrics:
             self._make(prefix)
 
     def _make(self, prefix: str) -> None:
-        made: dict[str, Any] = {}
+        def keep(name: str, one: Any) -> None:
+            self._named.setdefault(name, []).append(one)
+
         labels, registry = [LABEL], self.registry
         for name, said in COUNTERS.items():
-            made[name] = Counter(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model)
+            keep(name, Counter(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model))
         for name, said in GAUGES.items():
-            made[name] = Gauge(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model)
+            keep(name, Gauge(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model))
         for name, (said, buckets) in HISTOGRAMS.items():
             one = Histogram(f"{prefix}:{name}", said, labels, registry=registry, buckets=buckets)
-            made[name] = one.labels(self._model)
+            keep(name, one.labels(self._model))
         for name, (said, more) in LABELLED.items():
-            made[name] = Counter(f"{prefix}:{name}", said, [LABEL, *more], registry=registry)
-        for name, one in made.items():
-            self._named.setdefault(name, []).append(one)
+            keep(name, Counter(f"{prefix}:{name}", said, [LABEL, *more], registry=registry))
 
     def add(self, name: str, value: float = 1) -> None:
         """Add to a counter."""
@@ -119,11 +116,7 @@ class _Values(CollectorRegistry):
 
 
 class Timing:
-    """The times of one request's texts, put into the metrics as they come.
-
-    Args:
-        metrics: the app's.
-    """
+    """The times of one request's texts, put into the metrics as they come."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -170,11 +163,11 @@ class Timing:
             for depth in range(said["accepted"]):
                 metrics.add_by("spec_decode_num_accepted_tokens_per_pos", depth)
         if said["finish"]:
-            self._ended(number, str(said["finish"]), now)
+            self._ended(number, said["finish"], now)
 
     def _ended(self, number: int, finish: str, now: float) -> None:
         metrics, tokens = self._metrics, self._tokens[number]
-        metrics.add_by("request_success", {"eos": "stop", "context": "length"}.get(finish, finish))
+        metrics.add_by("request_success", FINISHES[finish])
         metrics.see("e2e_request_latency_seconds", now - self._asked)
         metrics.see("request_generation_tokens", tokens)
         if tokens > 1 and number in self._first:

@@ -2,12 +2,10 @@
 
 import { Comparison } from "./compare.js";
 import { Figures } from "./figures.js";
-import { Run } from "./run.js";
+import { healthy, options, Run } from "./run.js";
 import { field, Mistake, Settings } from "./settings.js";
-import { healthy, options } from "./stream.js";
-import { counted, Painter, Palette, visible } from "./text.js";
+import { counted, get, Painter, Palette, visible } from "./text.js";
 
-const get = (id) => document.getElementById(id);
 const media = matchMedia("(prefers-reduced-motion: reduce)");
 const calm = () => media.matches;
 const typing = matchMedia("(hover: hover)"); // elsewhere the focus would open a keyboard over half of the page

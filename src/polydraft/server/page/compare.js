@@ -1,9 +1,8 @@
 // The same request without drafts, beside the drafted run, which is played back at the pace that it had.
 
 import { Run } from "./run.js";
-import { counted, Painter } from "./text.js";
+import { counted, get, Painter } from "./text.js";
 
-const get = (id) => document.getElementById(id);
 const seconds = (value) => `${value.toFixed(value < 100 ? 2 : 1)} s`;
 const rated = (run, tokens = run.tokens) =>
   `${counted(tokens, "token")}${Number.isFinite(run.rate) ? ` \u00b7 ${run.rate.toFixed(1)} per second` : ""}`;

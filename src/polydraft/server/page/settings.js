@@ -1,8 +1,7 @@
 // The settings of a request: from the form to OpenAI's fields, and from a failure back to the field that it names.
 
-import { counted } from "./text.js";
+import { counted, get } from "./text.js";
 
-const get = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const MORE = ["top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"];
 

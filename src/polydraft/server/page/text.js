@@ -1,5 +1,7 @@
 // Text of a model on the page: coloured by origin, never as HTML, control characters as signs that can be seen.
 
+export const get = (id) => document.getElementById(id);
+
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 const HALF = "\ufffd";
 

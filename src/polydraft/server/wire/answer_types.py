@@ -59,16 +59,11 @@ class SourceCounts(AnswerPart):
     accepted: int
 
 
-class StepCounts(AnswerPart):
-    """Drafts in each step with drafts."""
+class DraftCounts(AnswerPart):
+    """How drafts fared; with details also in each step with drafts."""
 
     per_step_accepted: NotRequired[list[int]]
     per_step_drafted: NotRequired[list[int]]
-
-
-class DraftCounts(StepCounts):
-    """How drafts fared; with details also in each step with drafts."""
-
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: list[int]

@@ -1,45 +1,212 @@
-"""Answers in OpenAI's shapes, whole and in chunks."""
+"""What became of a request so far, and the answers in OpenAI's shapes, whole and in chunks."""
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
+from polydraft.options.commands.serve_options import DETAILED, NONE
 from polydraft.server.wire.answer_types import (
+    AllDraftCounts,
     AnswerEnding,
     ChatChoice,
     ChatCompletionChunk,
     ChatHead,
     ChatLogprobs,
     ChatPiece,
-    ChatToken,
     CompletionChunk,
     Delta,
+    DraftCounts,
     Finish,
+    Measures,
+    Rule,
     Seeds,
     TextChoice,
     TextHead,
     TextLogprobs,
     Top,
     Trace,
+    Usage,
 )
-from polydraft.server.wire.tallies import Choice, OpenRequest
 
+FINISHES: Mapping[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 AnyChunk = CompletionChunk | ChatCompletionChunk
+
+
+class StepGain(NamedTuple):
+    """What a step brought a text, in numbers: `offered` and `kept` are depths, `depth` is that of the whole tree."""
+
+    tokens: int
+    drafted: int
+    accepted: int
+    offered: int
+    kept: int
+    depth: int
+    source: str
+
+
+def draft_counts(gains: Sequence[StepGain], level: str) -> DraftCounts:
+    """Return how drafts fared, in vLLM's shape with our numbers behind.
+
+    `num_spec_tokens` is the most drafts that a path of a tree had, and the histogram has a place for every number up to
+    it. In detail there is an entry for each step with drafts, in order, those of one choice behind another's.
+    """
+    steps = [one for one in gains if one.drafted]
+    drafted, accepted = sum(one.drafted for one in steps), sum(one.accepted for one in steps)
+    deepest, histogram = max((one.depth for one in steps), default=0), Counter(one.accepted for one in steps)
+    by_depth = zip_longest(_reached(one.kept for one in gains), _reached(one.offered for one in gains), fillvalue=0)
+    by_source = dict[str, list[StepGain]]()
+    for one in gains:
+        by_source.setdefault(one.source, []).append(one)
+    counts: DraftCounts = {
+        "mean_acceptance_length": round(1 + accepted / max(1, len(steps)), 4),
+        "draft_acceptance_rate": round(accepted / max(1, drafted), 4),
+        "acceptance_histogram": [histogram[count] for count in range(deepest + 1)],
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": deepest,
+        "target_calls": len(gains),
+        "tokens_per_call": round(sum(one.tokens for one in gains) / len(gains), 4) if gains else None,
+        "acceptance_by_depth": [round(kept / offered, 4) for kept, offered in by_depth],
+        "sources": {
+            name: {"drafted": sum(one.drafted for one in own), "accepted": sum(one.accepted for one in own)}
+            for name, own in by_source.items()
+            if name
+        },
+    }
+    if level == DETAILED:
+        counts["per_step_accepted"] = [one.accepted for one in steps]
+        counts["per_step_drafted"] = [one.drafted for one in steps]
+    return counts
+
+
+def _reached(depths: Iterable[int]) -> list[int]:
+    """Return how many of these depths are at least 1, 2, ..., up to the deepest."""
+    counts = Counter(depths)
+    return [sum(count for depth, count in counts.items() if depth > least) for least in range(max(counts, default=0))]
+
+
+@dataclass
+class Choice:
+    """A text in progress; `predicted` are the tokens of the prediction that it has."""
+
+    number: int
+    text: str = ""
+    tokens: int = 0
+    predicted: int = 0
+    finish: str = ""
+    stopped_by: Any = None
+    cached: int = 0
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    gains: list[StepGain] = field(default_factory=list[StepGain])
+
+    def add(self, said: Mapping[str, Any]) -> None:
+        """Take what a step brought."""
+        count = len(said["tokens"])
+        self.text += said["text"]
+        self.tokens += count
+        self.predicted = said["predicted"]
+        self.finish, self.stopped_by = said["finish"], said["stopped_by"]
+        self.logprobs += said.get("logprobs", ())
+        if count:
+            self.gains.append(StepGain(count, *(said[name] for name in StepGain._fields[1:])))
+
+    @property
+    def reason(self) -> Finish | None:
+        """Why it ended, as OpenAI says it; None if it has not."""
+        return FINISHES.get(self.finish)
+
+
+class OpenRequest:
+    """A request in progress, with `n` choices of each prompt; `begun` is what the worker said when it took it."""
+
+    def __init__(self, begun: Mapping[str, Any], n: int, level: str) -> None:
+        self.begun, self.n, self.level = begun, n, level
+        self.choices = [Choice(number) for number in range(len(begun["seeds"]))]
+
+    def add(self, kind: str, said: Mapping[str, Any]) -> Choice:
+        """Take an event; return the choice that it is about."""
+        choice = self.choices[said["number"]]
+        if kind == "joined":
+            choice.cached = said["cached"]
+        else:
+            choice.add(said)
+        return choice
+
+    def echo(self, choice: Choice) -> Mapping[str, Any] | None:
+        """Return the prompt that is told back before a choice; None if it is not."""
+        return self.begun["echo"][choice.number // self.n] if "echo" in self.begun else None
+
+    @property
+    def over(self) -> bool:
+        """Whether all texts have ended."""
+        return all(choice.finish for choice in self.choices)
+
+    @property
+    def size(self) -> int:
+        """About how many values an answer tells: tokens, and log-probabilities of theirs and of prompts'."""
+        echoes = [len(one["tokens"]) + _values(one.get("logprobs", ())) for one in self.begun.get("echo", ())]
+        own = sum(choice.tokens + _values(choice.logprobs) for choice in self.choices)
+        return own + self.n * sum(echoes)
+
+    @property
+    def gains(self) -> list[StepGain]:
+        """What the steps brought, of one choice behind another's."""
+        return [gain for choice in self.choices for gain in choice.gains]
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that verifies drafts, None where nothing is written, and whether the text's law is the target's."""
+        return {"verifier": self.begun["verifier"], "lossless": self.begun["lossless"]}
+
+    @property
+    def seeds(self) -> Seeds:
+        """What every answer tells of its texts, however little else is told."""
+        return {"seeds": list(self.begun["seeds"]), **self.rule}
+
+    def usage(self) -> Usage:
+        """Return the usage in OpenAI's shape.
+
+        Tokens of a prediction are accepted if the text has them, whoever brought them, and rejected otherwise; with
+        several texts each has the whole prediction. Counts of sources are of drafts, which the target's own tokens are
+        not.
+        """
+        accepted = sum(choice.predicted for choice in self.choices)
+        rejected = int(self.begun["prediction_tokens"]) * len(self.choices) - accepted
+        prompt, new = sum(self.begun["prompt_tokens"]), sum(choice.tokens for choice in self.choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in self.choices[:: self.n])},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            },
+        }
+
+    def metrics(self) -> Measures | None:
+        """Return how drafts fared: all together, and each choice if there are several; None if that is not told."""
+        if self.level == NONE:
+            return None
+        told: AllDraftCounts = {**self.rule, **draft_counts(self.gains, self.level)}
+        if len(self.choices) > 1:
+            told["choices"] = [draft_counts(choice.gains, self.level) for choice in self.choices]
+        return {"speculative_decoding": told}
+
+
+def _values(own: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many log-probabilities tokens have, with those of the likeliest; a prompt's first has none."""
+    return len(own) * (1 + len(own[-1]["top"])) if own else 0
 
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """What an answer to one request looks like.
-
-    Args:
-        name: the answer's id.
-        model: what the model is called.
-        chat: whether it is a chat.
-        logprobs: whether log-probabilities are told.
-        created: when, in seconds since 1970.
-    """
+    """What an answer to one request looks like: its id, its model's name, and what it tells."""
 
     name: str
     model: str
@@ -53,35 +220,29 @@ class AnswerShape:
         The choices are encoded one by one: nothing else runs in this process while one is.
         """
         choices = b",".join(as_json(self._choice(tally, choice)) for choice in tally.choices)
-        head = as_json(self._head())
-        ending: AnswerEnding = {"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": _seeds(tally)}
-        rest = as_json(ending)
-        return b"".join((head[:-1], b',"choices":[', choices, b"],", rest[1:]))
+        ending: AnswerEnding = {"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": tally.seeds}
+        return b"".join((as_json(self._head())[:-1], b',"choices":[', choices, b"],", as_json(ending)[1:]))
 
     def opening(self, tally: OpenRequest) -> Iterator[AnyChunk]:
         """Yield the chunks before the first token: of a chat who speaks, of an echo the prompts."""
-        for choice in tally.choices if self.chat else ():
-            yield self._chat([_chat_chunk(choice.number, {"role": "assistant", "content": ""}, None, None)])
-        for choice in tally.choices if "echo" in tally.begun else ():
-            echo = tally.begun["echo"][choice.number // tally.n]
-            told = _text_logprobs(echo["logprobs"], 0) if self.logprobs else None
-            yield self._text([_text_chunk(choice.number, echo["text"], told, None)])
+        for choice in tally.choices:
+            echo = tally.echo(choice)
+            if self.chat:
+                yield self._chat([_chat_chunk(choice.number, {"role": "assistant", "content": ""}, None, None)])
+            elif echo is not None:
+                told = _text_logprobs(echo["logprobs"]) if self.logprobs else None
+                yield self._text([_text_chunk(choice.number, echo["text"], told, None)])
 
-    def chunk(self, choice: Choice, said: Mapping[str, Any], before: int) -> AnyChunk:
-        """Return the chunk of a step.
-
-        Args:
-            choice: the text, with the step.
-            said: what the step brought.
-            before: characters of the answer before the model's own: those of an echo.
-        """
-        reason = choice.reason
+    def chunk(self, tally: OpenRequest, choice: Choice, said: Mapping[str, Any]) -> AnyChunk:
+        """Return the chunk of what a step brought a choice."""
+        reason, echo, own = choice.reason, tally.echo(choice), said.get("logprobs", ())
         if self.chat:
             delta: Delta = {"content": said["text"]} if said["text"] or not reason else {}
-            told = _chat_logprobs(said.get("logprobs", ())) if self.logprobs else None
-            body = self._chat([_chat_chunk(choice.number, delta, told, reason)])
+            body = self._chat(
+                [_chat_chunk(choice.number, delta, _chat_logprobs(own) if self.logprobs else None, reason)]
+            )
         else:
-            told = _text_logprobs(said.get("logprobs", ()), before) if self.logprobs else None
+            told = _text_logprobs(own, len(echo["text"]) if echo else 0) if self.logprobs else None
             body = self._text([_text_chunk(choice.number, said["text"], told, reason, choice.stopped_by)])
         if "trace" in said:
             trace: Trace = {"index": choice.number}
@@ -101,15 +262,11 @@ class AnswerShape:
         The counts of drafts stand in one chunk alone, since who reads them takes two for two texts: in the one with the
         `usage`, or here.
         """
-        trace, own = body.get("polydraft") or Trace(), _seeds(tally)
+        trace, own = body.get("polydraft") or Trace(), tally.seeds
         trace["seeds"], trace["verifier"], trace["lossless"] = own["seeds"], own["verifier"], own["lossless"]
         if not usage:
             body["metrics"] = tally.metrics()
         body["polydraft"] = trace
-
-    def begins(self, tally: OpenRequest, number: int) -> int:
-        """Return how many characters of a choice come before the model's own: those of an echo."""
-        return len(tally.begun["echo"][number // tally.n]["text"]) if "echo" in tally.begun else 0
 
     def _head(self) -> TextHead | ChatHead:
         if self.chat:
@@ -136,26 +293,17 @@ class AnswerShape:
 
     def _choice(self, tally: OpenRequest, choice: Choice) -> TextChoice | ChatChoice:
         if self.chat:
-            told = _chat_logprobs(choice.logprobs) if self.logprobs else None
             return {
                 "index": choice.number,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": told,
+                "logprobs": _chat_logprobs(choice.logprobs) if self.logprobs else None,
                 "finish_reason": choice.reason,
                 "stop_reason": choice.stopped_by,
             }
-        echo = tally.begun["echo"][choice.number // tally.n] if "echo" in tally.begun else None
-        before = "" if echo is None else str(echo["text"])
-        told = _text_logprobs(choice.logprobs, len(before)) if self.logprobs else None
-        if told is not None and echo is not None:
-            told = _joined(_text_logprobs(echo["logprobs"], 0), told)
-        text = before + choice.text
-        return _text_chunk(choice.number, text, told, choice.reason, choice.stopped_by)
-
-
-def _seeds(tally: OpenRequest) -> Seeds:
-    """Return what every answer tells of its texts, however little else is told."""
-    return {"seeds": list(tally.begun["seeds"]), **tally.rule}
+        echo = tally.echo(choice) or {"text": "", "logprobs": ()}
+        before = str(echo["text"])
+        told = _text_logprobs(choice.logprobs, len(before), echo["logprobs"]) if self.logprobs else None
+        return _text_chunk(choice.number, before + choice.text, told, choice.reason, choice.stopped_by)
 
 
 def as_json(value: Mapping[str, object]) -> bytes:
@@ -180,27 +328,16 @@ def _chat_chunk(number: int, delta: Delta, logprobs: ChatLogprobs | None, reason
     return {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _text_logprobs(own: Sequence[Mapping[str, Any]], before: int) -> TextLogprobs:
-    """Return log-probabilities as completions have them; of a prompt's first token there is none.
-
-    Args:
-        own: what was found of each token, with its place in the text that it belongs to.
-        before: characters of the answer before that text.
-    """
+def _text_logprobs(
+    own: Sequence[Mapping[str, Any]], before: int = 0, prompt: Sequence[Mapping[str, Any]] = ()
+) -> TextLogprobs:
+    """Return the log-probabilities of a prompt, whose first token has none, and of tokens behind so many characters."""
+    told = [*prompt, *own]
     return {
-        "tokens": [one["text"] for one in own],
-        "token_logprobs": [one["logprob"] for one in own],
-        "top_logprobs": [None if one["logprob"] is None else _by_text(one) for one in own],
-        "text_offset": [before + one["offset"] for one in own],
-    }
-
-
-def _joined(first: TextLogprobs, then: TextLogprobs) -> TextLogprobs:
-    return {
-        "tokens": first["tokens"] + then["tokens"],
-        "token_logprobs": first["token_logprobs"] + then["token_logprobs"],
-        "top_logprobs": first["top_logprobs"] + then["top_logprobs"],
-        "text_offset": first["text_offset"] + then["text_offset"],
+        "tokens": [one["text"] for one in told],
+        "token_logprobs": [one["logprob"] for one in told],
+        "top_logprobs": [None if one["logprob"] is None else _by_text(one) for one in told],
+        "text_offset": [one["offset"] for one in prompt] + [before + one["offset"] for one in own],
     }
 
 
@@ -212,12 +349,12 @@ def _by_text(one: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _chat_logprobs(own: Sequence[Mapping[str, Any]]) -> ChatLogprobs:
-    """Return log-probabilities as chats have them."""
-    return {"content": [_chat_token(one) for one in own]}
-
-
-def _chat_token(one: Mapping[str, Any]) -> ChatToken:
-    return {**_top(one["text"], one["bytes"], one["logprob"]), "top_logprobs": [_top(*given) for given in one["top"]]}
+    return {
+        "content": [
+            {**_top(one["text"], one["bytes"], one["logprob"]), "top_logprobs": [_top(*given) for given in one["top"]]}
+            for one in own
+        ]
+    }
 
 
 def _top(text: str, own: list[int], value: float) -> Top:

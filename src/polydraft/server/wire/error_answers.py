@@ -81,21 +81,12 @@ class Refused(Exception):
 
 
 def ours(request: str) -> Refused:
-    """Return the error for one of the server's own, whose text is for the log alone.
-
-    Args:
-        request: the request's id.
-    """
+    """Return the error for one of the server's own, whose text is for the log alone, under the request's id."""
     return Refused(500, f"The server failed at this request; its log says why under the id {request}.")
 
 
 def of_fields(errors: Sequence[Mapping[str, Any]], body: Any) -> Refused:
-    """Return the error for fields that are not as they must be: the first of them, in one sentence.
-
-    Args:
-        errors: pydantic's; the first part of each place is the body.
-        body: the class that the body was to be.
-    """
+    """Return the error for fields that are not as those of `body` must be: the first of them, in one sentence."""
     found = _nearest(errors, body)
     first = found[0]
     steps, kind = [*_steps(body, first["loc"][1:])], str(first.get("type", ""))
@@ -118,7 +109,7 @@ def of_fields(errors: Sequence[Mapping[str, Any]], body: Any) -> Refused:
 
 
 def _nearest(errors: Sequence[Mapping[str, Any]], body: Any) -> list[Mapping[str, Any]]:
-    """Return the errors of the first wrong field that tell what is wrong: one for each shape that was likely meant.
+    """Return the errors of the first wrong field, one for each shape that was likely meant.
 
     A value of a field of several shapes is wrong for each of them. Meant is the shape whose kinds fit everywhere, else
     the one that fits furthest into the value.
@@ -162,10 +153,9 @@ def _value(given: object) -> str:
     if isinstance(given, list):
         return "a list"
     if isinstance(given, str):
-        short = len(given) <= MOST_VALUE
-        return (
-            json.dumps(given, ensure_ascii=not given.isprintable()) if short else f"a text of {len(given)} characters"
-        )
+        if len(given) > MOST_VALUE:
+            return f"a text of {len(given)} characters"
+        return json.dumps(given, ensure_ascii=not given.isprintable())
     return "so large a number" if isinstance(given, int) and abs(given) >= 2**64 else json.dumps(given)
 
 
@@ -208,14 +198,6 @@ def _alternatives(kind: Any) -> list[Any]:
 
 
 def _inside(kind: Any, part: int | str) -> list[Any]:
-    """Return the type of a part of a value of some type, if it has such a part."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [one.annotation for name, one in kind.model_fields.items() if part in (name, one.alias)]
     return [*get_args(kind)[-1:]] if get_origin(kind) in (list, dict) else []
-
-
-def of_event(said: Mapping[str, Any]) -> Refused:
-    """Return the error for what a worker refuses."""
-    return Refused(
-        STATUSES.get(str(said.get("code")), 400), str(said.get("message", "")), said.get("param"), said.get("code")
-    )

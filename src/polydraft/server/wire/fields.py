@@ -3,14 +3,23 @@
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from polydraft.options.commands.option_groups import DraftingOptions
 from polydraft.options.commands.serve_options import DETAILED, LEVELS, SUMMARY
 from polydraft.options.sampling_options import FILTERS, Sampling
 from polydraft.options.server_fields import fields
+from polydraft.server.wire.bodies import is_half_text
 from polydraft.server.wire.error_answers import Refused, readable, told
-from polydraft.server.wire.sizes import is_half_text
 from polydraft.server.worker import GrammarRequest, Speculation
 
 _SAMPLED = tuple(fields(Sampling))
@@ -30,8 +39,6 @@ IGNORED = (
     "spaces_between_special_tokens",
 )
 """Fields that clients send and that ask for nothing which this server could do otherwise: they are dropped."""
-IGNORED_OF_STREAMS = ("include_obfuscation",)
-"""Those inside `stream_options`."""
 MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
 LARGE = 2**31 - 1
 ANY_SEED = -1
@@ -42,6 +49,17 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
 TOKEN = "A token of the model"
 Token = Annotated[int, Field(strict=True, ge=0, le=LARGE, title=TOKEN)]
+
+
+def only(*allowed: object, otherwise: str) -> BeforeValidator:
+    """Return a check that a value is one of these, of the same type, which says `otherwise` in its own words."""
+
+    def check(given: Any) -> Any:
+        if not any(type(given) is type(one) and given == one for one in allowed):
+            raise ValueError(otherwise)
+        return given
+
+    return BeforeValidator(check)
 
 
 class RequestPart(BaseModel):
@@ -120,7 +138,7 @@ class SpeculativeFields(_Drafted, RequestPart):
 class StreamFields(RequestPart):
     """What a stream tells beside the text."""
 
-    ignored: ClassVar[tuple[str, ...]] = IGNORED_OF_STREAMS
+    ignored: ClassVar[tuple[str, ...]] = ("include_obfuscation",)
     include_usage: Annotated[bool, Field(strict=True)] = False
     continuous_usage_stats: Annotated[bool, Field(strict=True)] = False
 
@@ -213,7 +231,9 @@ class Common(_Sampled, Named):
     min_tokens: Count | None = None
     ignore_eos: Annotated[bool, Field(strict=True)] = False
     add_special_tokens: Annotated[bool, Field(strict=True)] | None = None
-    detokenize: Literal[True] = True
+    detokenize: Annotated[
+        Literal[True], only(True, otherwise="detokenize must be true here: answers are texts; leave it out")
+    ] = True
     include_stop_str_in_output: Annotated[bool, Field(strict=True)] = False
     skip_special_tokens: Annotated[bool, Field(strict=True)] = True
     stream: Annotated[bool, Field(strict=True)] | None = False
@@ -234,13 +254,6 @@ class Common(_Sampled, Named):
             if not token.isascii() or not token.isdigit() or len(token) > 10:
                 raise ValueError(f"logit_bias must name tokens by their numbers, but has {token[:40]!r}")
         return bias
-
-    @field_validator("detokenize", mode="before")
-    @classmethod
-    def _check_detokenize(cls, wanted: Any) -> Any:
-        if wanted is not True:
-            raise ValueError("detokenize must be true here: answers are texts; leave it out")
-        return wanted
 
     @field_validator("stop")
     @classmethod
@@ -303,7 +316,6 @@ class Common(_Sampled, Named):
         return next((replace(one, compact=bool(self._compacts)) for one in self._guides()), None)
 
     def _guides(self) -> list[GrammarRequest]:
-        """Return what all fields say that may say it."""
         own, inside = self.structured_outputs or StructuredFields(), "structured_outputs"  # pyright: ignore
         named = {
             "guided_json": ("json_schema", self.guided_json),

@@ -32,12 +32,7 @@ ASKED: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (
 
 
 def answers(kind: type, streamed: type | None = None) -> dict[int | str, dict[str, Any]]:
-    """Return the description of what may be answered to a body.
-
-    Args:
-        kind: the answer.
-        streamed: the events of a stream; None if there is none.
-    """
+    """Return the description of what may be answered to a body: whole, or where it may be streamed as events."""
     told: dict[str, Any] = {"model": kind, "description": "The answer, whole or as events."}
     if streamed is None:
         return {200: {"model": kind}, **ERRORS}
@@ -71,7 +66,6 @@ def described(schema: dict[str, Any], vocab_size: int | None) -> dict[str, Any]:
 
 
 def _with_largest(schema: Any, token: int) -> Any:
-    """Return a description in which tokens have a largest number."""
     if isinstance(schema, list):
         return [_with_largest(one, token) for one in schema]
     if not isinstance(schema, dict):

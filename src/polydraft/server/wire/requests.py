@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from polydraft.server.wire.fields import MOST_TOP, Body, Common, Parts, RequestPart, Text, Token, joined_parts
-from polydraft.server.wire.sizes import MOST_PROMPTS
+from polydraft.server.wire.bodies import MOST_PROMPTS
+from polydraft.server.wire.fields import MOST_TOP, Body, Common, Parts, RequestPart, Text, Token, joined_parts, only
 from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
@@ -26,7 +26,14 @@ class CompletionBody(Common):
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = None
     echo: Annotated[bool, Field(strict=True)] = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
-    suffix: Literal[""] | None = None
+    suffix: Annotated[
+        Literal[""] | None,
+        only(
+            None,
+            "",
+            otherwise="suffix is for models that fill in a middle, which this server does not do; leave it out",
+        ),
+    ] = None
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -36,13 +43,6 @@ class CompletionBody(Common):
         if isinstance(given, list) and [] in given:
             raise ValueError(f"prompt has an empty row at place {given.index([])}; give at least one token there")
         return given
-
-    @field_validator("suffix", mode="before")
-    @classmethod
-    def _check_suffix(cls, suffix: Any) -> Any:
-        if suffix not in (None, ""):
-            raise ValueError("suffix is for models that fill in a middle, which this server does not do; leave it out")
-        return suffix
 
     @model_validator(mode="after")
     def _check_length(self) -> "CompletionBody":
@@ -97,14 +97,10 @@ class MessageFields(RequestPart):
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     refusal: Text | None = None
-    annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
-
-    @field_validator("annotations", mode="before")
-    @classmethod
-    def _check_annotations(cls, given: Any) -> Any:
-        if given != []:
-            raise ValueError("annotations must be empty here: no template shows them; leave them out")
-        return given
+    annotations: Annotated[
+        Annotated[list[JsonValue], Field(max_length=0)] | None,
+        only([], otherwise="annotations must be empty here: no template shows them; leave them out"),
+    ] = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as templates take it."""
@@ -120,31 +116,23 @@ class ChatBody(Common):
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] = False
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None,
+        only(None, ["text"], otherwise='modalities must be ["text"] here: answers are texts'),
+    ] = None
     tools: Tools | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    add_special_tokens: Literal[False] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    @field_validator("modalities", mode="before")
-    @classmethod
-    def _check_modalities(cls, wanted: Any) -> Any:
-        if wanted not in (None, ["text"]):
-            raise ValueError('modalities must be ["text"] here: answers are texts')
-        return wanted
-
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _check_choice(cls, choice: Any) -> Any:
-        if choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice must be auto or none here: no tool can be forced")
-        return choice
-
-    @field_validator("add_special_tokens", mode="before")
-    @classmethod
-    def _check_special(cls, added: Any) -> Any:
-        if added is not None and added is not False:
-            raise ValueError("add_special_tokens must be false for chats: the template writes them; leave it out")
-        return added
+    tool_choice: Annotated[
+        Literal["auto", "none"] | None,
+        only(None, "auto", "none", otherwise="tool_choice must be auto or none here: no tool can be forced"),
+    ] = None
+    add_special_tokens: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal[False] | None,
+        only(
+            None,
+            False,
+            otherwise="add_special_tokens must be false for chats: the template writes them; leave it out",
+        ),
+    ] = None
 
     @property
     def limit(self) -> str:
@@ -176,7 +164,6 @@ class ChatBody(Common):
 
 
 def _given(name: str, kind: str) -> dict[str, Any]:
-    """Return the description of a body in which a field is given."""
     return {"required": [name], "properties": {name: {"type": kind}}}
 
 

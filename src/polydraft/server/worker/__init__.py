@@ -1,9 +1,7 @@
 """The worker: the process that owns the model."""
 
-from polydraft.server.worker.answer_text import by_depth
 from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Speculation, Spell
-from polydraft.server.worker.processes import WARNED, ProcessWorker
-from polydraft.server.worker.threads import ThreadWorker
+from polydraft.server.worker.workers import WARNED, ProcessWorker, ThreadWorker, traced
 
 __all__ = [
     "WARNED",
@@ -15,5 +13,5 @@ __all__ = [
     "Speculation",
     "Spell",
     "ThreadWorker",
-    "by_depth",
+    "traced",
 ]

@@ -1,33 +1,33 @@
-"""What a step brought a text, as plain values: its text, log-probabilities, and the tree it came from."""
+"""What is told of a text, as plain values: what each step brought it, and its prompt where that is told back."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from polydraft.drafters import Followed
-from polydraft.engine import Block, Emission
+from polydraft.engine import Block, Emission, Statistics
 from polydraft.machine_code import clock
-from polydraft.models import StreamDecoder
+from polydraft.models import StreamDecoder, cache_in
 from polydraft.server.worker.asking import TextRequest
+from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import LoadedModels
 
 LEAST = -9999.0
 """What is told of a token that the model rules out: JSON has no infinity."""
 TARGET = "target"
 """Where tokens come from that nobody drafted."""
+SCORED = 256
+"""Rows of log-probabilities that are in double precision at a time."""
 
 
 class AnswerText:
-    """Turn what a text gains into what is told of it; a text ends at a stop string before the engine knows.
-
-    Args:
-        served: the model.
-        wanted: the text.
-    """
+    """Turn what a text gains into what is told of it; a text ends at a stop string before the engine knows."""
 
     def __init__(self, served: LoadedModels, wanted: TextRequest) -> None:
         self.served, self.ask, self.begun = served, wanted.ask, clock()
-        self.trace = wanted.ask.speculation.trace
         self._decoder = StreamDecoder(
             served.tokenizer,
             wanted.ask.stop,
@@ -36,16 +36,14 @@ class AnswerText:
             least=wanted.ask.min_tokens,
         )
         self._followed = Followed(wanted.prediction) if wanted.prediction else None
-        self._steps = self._tokens = self._drafted = self._accepted = 0
+        self._statistics = Statistics()
         self._length = 0  # characters that were told
         self._unplaced = deque[dict[str, Any]]()  # log-probabilities of tokens whose place is not certain
-        self._offered_at: list[int] = []
-        self._kept_at: list[int] = []
 
     @property
     def fresh(self) -> bool:
         """Whether nothing was told yet."""
-        return not self._steps
+        return not self._statistics.steps
 
     def gained(self, gain: Emission, block: Block, row: int) -> dict[str, Any]:
         """Return what is told of a step; with a "finish" where the text ends."""
@@ -63,43 +61,31 @@ class AnswerText:
         accepted = min(gain.accepted, count)
         if self._followed is not None:
             self._followed = self._followed.on(gain.tokens[:count])
-        self._count(gain, count, accepted)
+        shown = replace(gain, tokens=gain.tokens[:count], accepted=accepted)
+        self._statistics.add(replace(block, rows={row: shown}))
         told: dict[str, Any] = {
             "text": "".join(pieces),
-            "tokens": list(gain.tokens[:count]),
+            "tokens": list(shown.tokens),
             "drafted": gain.drafted,
             "accepted": accepted,
             "offered": gain.offered,
             "kept": gain.kept,
-            "depth": _deepest(block, row) if gain.drafted else 0,
+            "depth": int((block.tree.depth[row] * block.tree.valid[row]).max()) if gain.drafted else 0,
             "predicted": self._followed.accepted if self._followed else 0,
             "source": gain.source,
             "finish": finish,
-            "stopped_by": stopped if stopped is not None else self._stop_token(gain, finish),
+            "stopped_by": stopped,
         }
+        if finish == "eos" and gain.tokens[-1] in self.ask.stop_tokens:
+            told["stopped_by"] = gain.tokens[-1]
         if self.ask.logprobs is not None:
             self._length += len(told["text"])
-            self._unplaced += map(self._logprob, gain.logprobs[:count])
+            for one in gain.logprobs[:count]:
+                self._unplaced.append(spelt(self.served, one.token, one.logprob, one.top[: self.ask.logprobs]))
             told["logprobs"] = self._placed(over=bool(finish))
-        if self.trace:
-            told["trace"] = self._traced(gain, block, row, pieces, accepted)
+        if self.ask.speculation.trace:
+            told["trace"] = self._traced(shown, block, row, pieces)
         return told
-
-    def _stop_token(self, gain: Emission, finish: str) -> int | None:
-        """Return the token of the request's own at which the text ended."""
-        return gain.tokens[-1] if finish == "eos" and gain.tokens[-1] in self.ask.stop_tokens else None
-
-    def _count(self, gain: Emission, count: int, accepted: int) -> None:
-        self._steps, self._tokens = self._steps + 1, self._tokens + count
-        self._drafted, self._accepted = self._drafted + gain.drafted, self._accepted + accepted
-        for totals, reached in ((self._offered_at, gain.offered), (self._kept_at, gain.kept)):
-            totals += [0] * (reached - len(totals))
-            for depth in range(reached):
-                totals[depth] += 1
-
-    def _logprob(self, one: Any) -> dict[str, Any]:
-        most = self.ask.logprobs or 0
-        return spelt(self.served, one.token, one.logprob, one.top[:most])
 
     def _placed(self, *, over: bool) -> list[dict[str, Any]]:
         """Return the log-probabilities of tokens that begin no later than what was told, with their places in the text.
@@ -108,37 +94,31 @@ class AnswerText:
         """
         begins, found = self._decoder.begins, list[dict[str, Any]]()
         while self._unplaced:
-            number = self._tokens - len(self._unplaced)
+            number = self._statistics.new_tokens - len(self._unplaced)
             begin = begins[number] if number < len(begins) else self._length  # an end of text has none of its own
             if begin > self._length and not over:
                 break
             found.append(self._unplaced.popleft() | {"offset": min(begin, self._length)})
         return found
 
-    def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str], accepted: int) -> dict[str, Any]:
-        """Return what a page shows of a step."""
-        elapsed = clock() - self.begun
+    def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str]) -> dict[str, Any]:
+        elapsed, all_steps = clock() - self.begun, self._statistics
         tokens = [
-            {"id": token, "text": text, "origin": (gain.source or TARGET) if place < accepted else TARGET}
-            for place, (token, text) in enumerate(zip(gain.tokens, pieces, strict=False))
+            {"id": token, "text": text, "origin": (gain.source or TARGET) if place < gain.accepted else TARGET}
+            for place, (token, text) in enumerate(zip(gain.tokens, pieces, strict=True))
         ]
         return {
-            "step": self._steps,
+            "step": all_steps.steps,
             "source": gain.source,
             "tokens": tokens,
             "tree": _tree(self.served, block, row),
             "elapsed": round(elapsed, 6),
-            "tokens_per_second": round(self._tokens / elapsed, 3) if elapsed else None,
-            "tokens_per_call": round(self._tokens / self._steps, 4),
-            "drafted": self._drafted,
-            "accepted": self._accepted,
-            "acceptance_by_depth": by_depth(self._offered_at, self._kept_at),
+            "tokens_per_second": round(all_steps.new_tokens / elapsed, 3) if elapsed else None,
+            "tokens_per_call": round(all_steps.block_efficiency, 4),
+            "drafted": all_steps.drafted,
+            "accepted": all_steps.accepted,
+            "acceptance_by_depth": [round(rate, 4) for rate in all_steps.acceptance_by_depth],
         }
-
-
-def _deepest(block: Block, row: int) -> int:
-    """Return how many drafts the longest path of a row's tree has."""
-    return int((block.tree.depth[row] * block.tree.valid[row]).max())
 
 
 def _tree(served: LoadedModels, block: Block, row: int) -> dict[str, Any]:
@@ -158,12 +138,6 @@ def _tree(served: LoadedModels, block: Block, row: int) -> dict[str, Any]:
     }
 
 
-def by_depth(offered: Sequence[int], kept: Sequence[int]) -> list[float]:
-    """Return the acceptance rate at depth 1, 2, ..., each given that all depths before were accepted."""
-    padded = [*kept, *[0] * (len(offered) - len(kept))]
-    return [round(one / of, 4) for one, of in zip(padded, offered, strict=False)]
-
-
 def spelt(served: LoadedModels, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> dict[str, Any]:
     """Return a token's log-probability and those of the likeliest in its place, with their texts and bytes."""
     return {
@@ -179,3 +153,75 @@ def nothing() -> dict[str, Any]:
     """Return what is told of a text that is to have no tokens."""
     counts = dict.fromkeys(("drafted", "accepted", "offered", "kept", "depth", "predicted"), 0)
     return {"text": "", "tokens": [], **counts, "source": "", "finish": "length", "stopped_by": None}
+
+
+class Echo:
+    """A request whose prompts are told; every `step` reads as much of one as a chunk has, and nobody waits for more.
+
+    When they are read, `begun` is to be said of the request, and `told` has what was found of each prompt.
+    """
+
+    def __init__(self, served: LoadedModels, ask: Ask, texts: Sequence[TextRequest], begun: Mapping[str, Any]) -> None:
+        self.served, self.ask, self.texts, self.begun = served, ask, texts, begun
+        self.told: list[dict[str, Any]] = []
+        self._left = self._steps()
+
+    def step(self) -> bool:
+        """Read on; tell whether there is no more to read."""
+        return next(self._left, None) is None
+
+    def _steps(self) -> Iterator[bool]:
+        """Go through the prompts, with a stop behind every chunk but the last."""
+        for place, one in enumerate(self.texts[:: self.ask.n]):
+            if place:
+                yield True
+            echo = {"text": self.served.text(one.tokens, skip=not self.ask.special), "tokens": list(one.tokens)}
+            if self.ask.logprobs is not None:
+                first = one.tokens[0]
+                echo["logprobs"] = [{"token": first, "text": self.served.spelling(first), "logprob": None, "top": []}]
+                decoder = StreamDecoder(self.served.tokenizer, skip_special_tokens=not self.ask.special)
+                decoder.add(first)
+                for chunk in self._chunks(one.tokens):
+                    echo["logprobs"] += chunk
+                    decoder.add([told["token"] for told in chunk])
+                    if len(echo["logprobs"]) < len(one.tokens):
+                        yield True
+                for told, begin in zip(echo["logprobs"], decoder.begins, strict=True):
+                    told["offset"] = min(begin, len(echo["text"]))
+            self.told.append(echo)
+
+    def _chunks(self, tokens: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the log-probabilities of the tokens behind the first, each given those before it.
+
+        A model that gives nothing back to go on from reads the whole at once.
+        """
+        given = torch.tensor([list(tokens)], device=self.served.target.device)
+        last, size = len(tokens) - 1, self.served.settings.chunk
+        begin, past = 0, None
+        while begin < last:
+            end = min(begin + size, last)
+            logits, past = self._passed(given[:, begin:end], past, keeps=end < last)
+            if past is None and end < last:
+                begin, end = 0, last
+                logits, past = self._passed(given[:, :last], None, keeps=False)
+            yield self._scored(logits, given[0, begin + 1 : end + 1])
+            begin = end
+
+    @torch.inference_mode()
+    def _passed(self, tokens: torch.Tensor, past: Any, *, keeps: bool) -> tuple[torch.Tensor, Any]:
+        """Return the logits of a pass behind what was read, and what the next one may go on from."""
+        before = {} if past is None else {self.served.target.cached_as: past}
+        output = self.served.target.model(input_ids=tokens, use_cache=keeps or past is not None, **before)
+        after = cache_in(output)
+        return output.logits[0], past if after is None else after
+
+    @torch.inference_mode()
+    def _scored(self, logits: torch.Tensor, after: torch.Tensor) -> list[dict[str, Any]]:
+        told, top = list[dict[str, Any]](), self.ask.logprobs or 0
+        for some, tokens in zip(logits.split(SCORED), after.split(SCORED), strict=True):
+            rows = some.double().log_softmax(dim=-1)
+            values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
+            own = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).tolist()
+            likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+            told += [spelt(self.served, *one) for one in zip(tokens.tolist(), own, likeliest, strict=True)]
+        return told

@@ -1,11 +1,14 @@
 """From what was asked to what the engine decodes: options as Hugging Face takes them, and who drafts."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from polydraft.catalogue import drafter_line, verifier_by_name
 from polydraft.drafters import Drafter
@@ -13,11 +16,11 @@ from polydraft.engine import Request, default_drafter
 from polydraft.engine.choices import Choices, chosen_method, chosen_policy
 from polydraft.engine.loop.batch import Method, check_drafting
 from polydraft.engine.many.asked import PromptRequest, request_for
+from polydraft.engine.target_law import RULED_OUT, StoppingCriterion
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import AdditivePenalties, Grammar, HeldBack, TokenBias
+from polydraft.models import AdditivePenalties, Grammar, HeldBack, RowProcessor, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
-from polydraft.server.worker.blame import with_name
 from polydraft.server.worker.served import LoadedModels
 from polydraft.trees import Chain, LearningPolicy, TreePolicy
 
@@ -33,15 +36,7 @@ MOST_KEPT = 64
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """A text that is to be written.
-
-    Args:
-        ask: what asked for it.
-        number: its number there.
-        tokens: its prompt.
-        prediction: the tokens of what it will resemble; () for nothing.
-        grammar: what it must match; made once for all texts of a request, since that takes time.
-    """
+    """A text that is to be written: one of those of `ask`, whose grammar and prediction were made ready for all."""
 
     ask: Ask
     number: int
@@ -85,11 +80,7 @@ def wanted_of(served: LoadedModels, ask: Ask) -> list[TextRequest]:
 
 
 def _check_echo(ask: Ask, count: int) -> None:
-    """Check that no more is to be told of prompts than an answer may hold: they cost no pass of the model for each.
-
-    Raises:
-        InvalidParameter: it is more.
-    """
+    """Check that no more is to be told of prompts than an answer may hold: they cost no pass of the model for each."""
     told = count * (1 + (ask.logprobs or 0)) if ask.echo and ask.logprobs is not None else 0
     if told > MOST_TOLD:
         name = "n" if ask.n > 1 else "logprobs"
@@ -100,12 +91,7 @@ def _check_echo(ask: Ask, count: int) -> None:
 
 
 def _check_length(served: LoadedModels, count: int, ask: Ask) -> None:
-    """Check that a prompt of so many tokens may be taken, with as many new ones as are asked for.
-
-    Raises:
-        ContextOverflow: it is too long, or the text would be.
-        InvalidParameter: there is no token.
-    """
+    """Check that a prompt of so many tokens may be taken, with as many new ones as are asked for."""
     if not count:
         raise InvalidParameter("prompt is empty: give at least one token.")
     if count > served.max_prompt:
@@ -155,19 +141,14 @@ def grammar_of(ask: Ask) -> Grammar | None:
         InvalidParameter: the grammar is none.
         MissingExtra: what follows grammars is not installed.
     """
-    if ask.grammar is None:
+    wanted = ask.grammar
+    if wanted is None:
         return None
-    make = getattr(Grammar, ask.grammar.kind)
-    given = () if ask.grammar.text is None else (ask.grammar.text,)
-    return make(*given, **({"compact": True} if ask.grammar.compact else {}))
+    given = [] if wanted.text is None else [wanted.text]
+    return getattr(Grammar, wanted.kind)(*given, **({"compact": True} if wanted.compact else {}))
 
 
 def _check_words(own: Speculation) -> None:
-    """Check that the words of a request mean something, each by itself.
-
-    Raises:
-        InvalidParameter: one does not.
-    """
     named = {"tree": (own.tree, chosen_policy), "verifier": (own.verifier, lambda word: verifier_by_name(word, ""))}
     for name, (word, read) in named.items():
         if word is not None:
@@ -176,11 +157,7 @@ def _check_words(own: Speculation) -> None:
 
 
 class MethodShelf:
-    """Who drafts, verifies and how, by what requests say: requests that say the same share their passes.
-
-    Args:
-        served: the models.
-    """
+    """Who drafts, verifies and how, by what requests say: requests that say the same share their passes."""
 
     def __init__(self, served: LoadedModels) -> None:
         self.served = served
@@ -193,9 +170,9 @@ class MethodShelf:
             InvalidParameter: a word that means nothing, or a tree that is too large.
             UnpairedScheme: a drafter, verifier and tree that do not go together.
         """
-        key = (speculation, params)
         if prediction:
             return self._made(speculation, params, prediction)
+        key = (speculation, params)
         if key not in self._known:
             self._known[key] = self._made(speculation, params, ())
         self._known.move_to_end(key)
@@ -245,9 +222,6 @@ class MethodShelf:
 
         Where none is said, the draft model drafts as it does for `polydraft.generate`: at temperature 0 with lookups
         before it, unless trees are fixed.
-
-        Raises:
-            InvalidParameter: it is none, or needs a draft model that there is not.
         """
         draft: Drafter | None = self.served.draft
         if word is None and self.served.settings.drafter is None:
@@ -261,3 +235,70 @@ class MethodShelf:
         if draft is None or line.models > 1:
             raise InvalidParameter(f"The drafter {named} needs a draft model that this server does not have.")
         return line.of(draft)
+
+
+class RequestError(Exception):
+    """An error of what the request named `whose` brought along: it is named, so that no other text is lost for it."""
+
+    def __init__(self, whose: str, error: Exception) -> None:
+        super().__init__(str(error))
+        self.whose, self.error = whose, error
+
+
+@dataclass(frozen=True, eq=False)
+class _Processor:
+    """A processor of a request; the last one sees that a token is left."""
+
+    own: RowProcessor
+    whose: str
+    last: bool
+
+    @property
+    def name(self) -> str:
+        return self.own.name
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.own.keeps_state
+
+    def fork(self, memo: dict[int, Any]) -> "_Processor":
+        return replace(self, own=self.own.fork(memo))
+
+    def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        with _blaming(self.whose):
+            changed = self.own(history, scores)
+            if self.last and not bool((changed > RULED_OUT).any(-1).all()):
+                raise InvalidParameter(
+                    "The fields of the request leave no token to go on with, such as a grammar that must end and "
+                    "min_tokens that hold back the end; leave one of them out."
+                )
+            return changed
+
+
+@dataclass(frozen=True, eq=False)
+class _Criterion:
+    """A criterion of a request."""
+
+    own: StoppingCriterion
+    whose: str
+    stateless = True
+
+    def __call__(self, input_ids: Int[Tensor, "b t"], scores: object) -> Any:
+        with _blaming(self.whose):
+            return self.own(input_ids, scores)
+
+
+@contextmanager
+def _blaming(whose: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RequestError(whose, error) from error
+
+
+def with_name(request: Request, whose: str) -> Request:
+    """Return a text whose processors and criteria say in their errors whose they are."""
+    given, ending = request.law.processors, request.ending
+    processors = tuple(_Processor(one, whose, place == len(given) - 1) for place, one in enumerate(given))
+    criteria = tuple(_Criterion(one, whose) for one in ending.criteria)
+    return replace(request, law=replace(request.law, processors=processors), ending=replace(ending, criteria=criteria))

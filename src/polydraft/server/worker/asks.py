@@ -1,6 +1,6 @@
 """What a worker is asked for, and what it answers: plain values, which go through a pipe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,23 @@ NAMED = frozenset(
 DRAFTING = "speculative"
 OF_DRAFTING = frozenset(("drafter", "verifier", "tree", "max_draft_tokens"))
 """Those inside the field of drafting."""
+
+
+def nested(value: Any, *, names: bool = False) -> Iterator[Any]:
+    """Yield a value and all that is in it, with the names of objects where wanted; rows of tokens count as one."""
+    left = [value]
+    while left:
+        one = left.pop()
+        yield one
+        if isinstance(one, Mapping):
+            left += [*one, *one.values()] if names else one.values()
+        elif isinstance(one, list | tuple) and not is_row(one):
+            left += one
+
+
+def is_row(values: Sequence[Any]) -> bool:
+    """Tell whether these are tokens, or whole numbers of another kind, and nothing else."""
+    return {*map(type, values)} <= {int}
 
 
 @dataclass(frozen=True)
@@ -59,11 +76,9 @@ class GrammarRequest:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for texts: each prompt `n` times.
+    """A request for texts, which the worker's answers name: each prompt `n` times.
 
     Args:
-        name: what the worker calls it in its answers.
-        prompts: what is to be continued.
         n: choices of each prompt; choice i of prompt p has the number p n + i.
         seed: of number 0; number i has `seed + 1,000,003 i`, modulo 2^63. None draws one.
         options: Hugging Face's generation arguments.
@@ -72,16 +87,10 @@ class Ask:
         min_tokens: new tokens before any that ends the text, or any stop string.
         presence, frequency, bias: OpenAI's additions to the scores.
         stop: strings at which a text ends; `stop_included` for whether they belong to it.
-        stop_tokens: tokens at which it ends.
-        ignore_eos: whether it goes on behind an end of text.
         special: whether special tokens are told.
         begins: whether the tokenizer adds its special tokens to a text.
         logprobs: how many of the likeliest tokens are told with each; None for no log-probabilities.
         echo: whether prompts are told, with log-probabilities if these are.
-        tools: what the chat template is told of tools.
-        prediction: what the answer will resemble.
-        grammar: what it must match.
-        speculation: how to draft.
         alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
     """
@@ -127,12 +136,12 @@ class Spell:
     """A request for the tokens of a prompt, or for the text of tokens.
 
     Args:
-        name: what the worker calls it in its answer.
         prompt: text or messages to be made into tokens; None if there are tokens.
-        tokens: tokens to be made into text.
-        tools: what the chat template is told of tools.
         special: whether special tokens are added to a text.
         texts: whether the text of each token is told too.
+
+    Attributes:
+        size: how many texts are to be written.
     """
 
     name: str
@@ -141,6 +150,7 @@ class Spell:
     tools: tuple[Mapping[str, Any], ...] | None = None
     special: bool = True
     texts: bool = False
+    size = 0
 
 
 @dataclass(frozen=True)
@@ -173,12 +183,7 @@ class Event:
 
 
 class Unfit(PolydraftError):
-    """A request cannot be done.
-
-    Args:
-        error: why.
-        field: the field that it is about.
-    """
+    """A request cannot be done, for an error that is about one of its fields."""
 
     def __init__(self, error: PolydraftError, field: str) -> None:
         super().__init__(str(error))

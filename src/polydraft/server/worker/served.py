@@ -12,7 +12,7 @@ from polydraft.engine.generate import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, load_pair, read_size, text_of
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.worker.asks import Prompt
+from polydraft.server.worker.asks import Prompt, nested
 
 MOST_LENGTH = 4096
 LEAST_LONGEST = 16
@@ -21,14 +21,7 @@ LEAST_LONGEST = 16
 
 @dataclass(frozen=True, eq=False)
 class LoadedModels:
-    """A target with what drafts for it.
-
-    Args:
-        settings: the server's.
-        target: the model.
-        tokenizer: its tokenizer.
-        draft: the drafter of its draft model or head; None if there is neither.
-    """
+    """A target with its tokenizer and the drafter of its draft model or head, if there is one."""
 
     settings: Settings
     target: HuggingFaceModel
@@ -40,8 +33,7 @@ class LoadedModels:
     @property
     def max_length(self) -> int:
         """The most tokens of a text with its prompt."""
-        asked = self.settings.max_length or min(self.target.context, MOST_LENGTH)
-        return min(asked, self.target.context)
+        return min(self.settings.max_length or MOST_LENGTH, self.target.context)
 
     @property
     def max_prompt(self) -> int:
@@ -71,7 +63,7 @@ class LoadedModels:
         Raises:
             ContextOverflow: it cannot.
         """
-        count = _characters(prompt)
+        count = sum(len(one) for one in nested(prompt) if isinstance(one, str))
         most = self.max_length * max(self.longest, LEAST_LONGEST)
         if count > most:
             raise ContextOverflow(
@@ -138,20 +130,6 @@ class LoadedModels:
             + ([] if self.draft is None else ["model"]),
             "draft": None if self.draft is None else self.draft.name,
         }
-
-
-def _characters(value: object) -> int:
-    """Return how many characters a text has, or all texts of a conversation; tokens have none."""
-    count, left = 0, [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            count += len(one)
-        elif isinstance(one, Mapping):
-            left += one.values()
-        elif isinstance(one, Sequence) and not (one and isinstance(one[0], int)):
-            left += one
-    return count
 
 
 def load_served(settings: Settings) -> LoadedModels:

@@ -1,15 +1,18 @@
 """The worker: it owns the model, does what it is told between steps, and says what happens."""
 
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import replace
 from typing import Any
 
 from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Stop
-from polydraft.server.worker.prompt_preparing import FoundTexts, Preparing
-from polydraft.server.worker.served import load_served
+from polydraft.server.worker.asking import wanted_of
+from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Spell, Stop, about
+from polydraft.server.worker.served import LoadedModels, load_served
 from polydraft.server.worker.writing import Say, Writing, refusal
 
 HEARING = 0.05
@@ -22,6 +25,77 @@ QUIET = 5.0
 """A worker that was told nothing for so many seconds writes down the texts that its drafters keep."""
 Hear = Callable[[float | None], Any]
 """Return the next thing that the worker is told: waits for at most so many seconds, None for ever; None for nothing."""
+
+
+class Preparing:
+    """Make prompts into tokens, tokens into texts, and grammars, in the order of requests, beside the steps.
+
+    The thread has a tokenizer of its own: one that makes text and tokens at once may refuse to.
+    """
+
+    def __init__(self, served: LoadedModels) -> None:
+        self._served = replace(served, tokenizer=_copied(served.tokenizer))
+        self._thread = futures.ThreadPoolExecutor(max_workers=1)
+        self._wanted: dict[str, tuple[Ask | Spell, futures.Future[Any]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is in preparation, or was prepared and not asked for yet."""
+        return bool(self._wanted)
+
+    def take(self, told: Ask | Spell) -> None:
+        """Take a request."""
+        prepare = wanted_of if isinstance(told, Ask) else spelling
+        self._wanted[told.name] = told, self._thread.submit(prepare, self._served, told)  # pyright: ignore
+
+    def cancel(self, name: str) -> None:
+        """Forget a request."""
+        if name in self._wanted:
+            self._wanted.pop(name)[1].cancel()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something is prepared, for at most so many seconds."""
+        futures.wait([found for _, found in self._wanted.values()], seconds, futures.FIRST_COMPLETED)
+
+    def done(self) -> Iterator[tuple[Ask | Spell, futures.Future[Any]]]:
+        """Yield what was prepared since the last time: the texts that are asked for, or what was to be spelt."""
+        for name, (told, found) in [*self._wanted.items()]:
+            if found.done():
+                del self._wanted[name]
+                yield told, found
+
+    def end(self) -> None:
+        """End the thread, when it has done what it is at."""
+        self._wanted.clear()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _copied(tokenizer: Any) -> Any:
+    """Return a copy of a tokenizer; itself if it cannot be copied, as some that are written in Python."""
+    try:
+        return copy.deepcopy(tokenizer)
+    except Exception:  # noqa: BLE001  whatever keeps it from being copied, it can be asked
+        return tokenizer
+
+
+def spelling(served: LoadedModels, told: Spell) -> dict[str, Any]:
+    """Return the tokens or the text that somebody wants to see.
+
+    Raises:
+        ContextOverflow: it is longer than any text.
+        InvalidParameter: it cannot be spelt.
+    """
+    if told.tokens is not None:
+        with about("tokens"):
+            served.check_tokens(told.tokens, "tokens")
+        return {"text": served.text(told.tokens)}
+    prompt = told.prompt or ""
+    name = "prompt" if isinstance(told.prompt, str) else "messages"
+    with about(name):
+        served.check_size((prompt, told.tools), name)
+        ids = served.ids(prompt, told.tools, special=told.special)
+    texts = list(map(served.spelling, ids)) if told.texts else None
+    return {"tokens": ids, "texts": texts, "length": served.max_length}
 
 
 def work(settings: Settings, hear: Hear, say: Say) -> None:
@@ -81,8 +155,8 @@ def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
         else:
             preparing.take(writing.seeded(told) if isinstance(told, Ask) else told)
         told = None if time.monotonic() > end and not (writing.idle and not preparing.busy) else hear(0.0)
-    for one in preparing.done():
-        _go_on(writing, one)
+    for asked, found in preparing.done():
+        _go_on(writing, asked, found)
     return True
 
 
@@ -95,15 +169,13 @@ def _first(hear: Hear, *, waits: bool) -> Any:
     return told
 
 
-def _go_on(writing: Writing, one: FoundTexts) -> None:
-    """Begin what was prepared, or say what was found."""
+def _go_on(writing: Writing, told: Ask | Spell, found: futures.Future[Any]) -> None:
     try:
-        found = one.found()
-        if isinstance(one.told, Ask):
-            writing.begin(one.told, found)
+        if isinstance(told, Ask):
+            writing.begin(told, found.result())
         else:
-            writing.say(Event("spelt", one.told.name, found))
+            writing.say(Event("spelt", told.name, found.result()))
     except PolydraftError as error:
-        writing.say(refusal(one.told.name, error))
+        writing.say(refusal(told.name, error))
     except Exception as error:  # noqa: BLE001  one request must not end the server
-        writing.say(Event("failed", one.told.name, {"message": f"{type(error).__name__}: {error}"}))
+        writing.fail(told.name, error)

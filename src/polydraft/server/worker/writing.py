@@ -13,11 +13,17 @@ from polydraft.errors import PolydraftError
 from polydraft.models import check_memory
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
-from polydraft.server.worker.answer_text import AnswerText, nothing
-from polydraft.server.worker.asking import MOST_NODES, MOST_RIDERS, MethodShelf, TextRequest, request_of, wanted_of
+from polydraft.server.worker.answer_text import AnswerText, Echo, nothing
+from polydraft.server.worker.asking import (
+    MOST_NODES,
+    MOST_RIDERS,
+    MethodShelf,
+    RequestError,
+    TextRequest,
+    request_of,
+    wanted_of,
+)
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
-from polydraft.server.worker.blame import RequestError
-from polydraft.server.worker.echoing import Echo
 from polydraft.server.worker.served import LoadedModels
 
 Say = Callable[[Event], None]
@@ -41,10 +47,6 @@ class _Text:
 
 class Writing:
     """All texts of a worker; `step` takes a step with those that fit, and says what it brought.
-
-    Args:
-        served: the models.
-        say: takes events.
 
     Attributes:
         rule: the rule of requests that name none, above temperature 0 if it depends on that, and whether all are
@@ -108,7 +110,13 @@ class Writing:
         Raises:
             PolydraftError: they cannot be written as it asks.
         """
-        told = self._told(ask, texts)
+        told: dict[str, Any] = {
+            "verifier": None,  # as long as nothing is to be written
+            "lossless": True,
+            "prompt_tokens": [len(one.tokens) for one in texts[:: ask.n]],
+            "prediction_tokens": len(texts[0].prediction),
+            "seeds": [ask.seed_of(one.number) for one in texts],
+        }
         for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
             request, own = self._request(one)  # whatever is wrong with it is known before it waits
             self._forget_own(own)
@@ -150,10 +158,10 @@ class Writing:
             found = self._stepped()
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told, and the server goes on
             self._lost(error)
-            return
-        if found is not None:
-            self._tell(found)
-            self._batch.sweep()
+        else:
+            if found is not None:
+                self._tell(found)
+                self._batch.sweep()
 
     def _echo(self) -> None:
         """Read a chunk of a prompt that is to be told: nobody waits for more of them than that."""
@@ -163,7 +171,7 @@ class Writing:
         try:
             over = one.step()
         except Exception as error:  # noqa: BLE001  as in `step`
-            self._fail(one.ask.name, error)
+            self.fail(one.ask.name, error)
             return
         if over:
             self._echoing.popleft()
@@ -208,7 +216,7 @@ class Writing:
                 known = self._batch.join(request, shares=not wanted.ask.alone, kin=kin)
             except Exception as error:  # noqa: BLE001  as in `step`
                 self._forget_own(own)
-                self._fail(wanted.ask.name, error)
+                self.fail(wanted.ask.name, error)
                 continue
             self._texts[wanted.name] = _Text(wanted, telling, own)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
@@ -267,14 +275,13 @@ class Writing:
         for wanted, told in said:
             self._say("gained", wanted, told)
         for name, error in failed:  # behind what the request's other texts gained
-            self._fail(name, error)
+            self.fail(name, error)
 
     def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)
         self._batch.leave(name, keeps=keeps)
 
     def _forget_own(self, own: Method | None) -> None:
-        """Forget a method that one text alone has, or was to have."""
         if own is not None:
             self._observer.forget(own)
 
@@ -284,26 +291,16 @@ class Writing:
         The step is taken again with the others.
         """
         if isinstance(error, RequestError):
-            self._fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
-            return
-        for name in {one.wanted.ask.name for one in self._texts.values()}:
-            self._fail(name, error)
+            self.fail(error.whose, error.error, "unusable" if isinstance(error.error, PolydraftError) else None)
+        else:
+            for name in {one.wanted.ask.name for one in self._texts.values()}:
+                self.fail(name, error)
 
-    def _fail(self, name: str, error: Exception, code: str | None = None) -> None:
+    def fail(self, name: str, error: Exception, code: str | None = None) -> None:
         """Say that a request is lost, and forget it."""
         self._drop(name, keeps=False)
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
         self.say(Event("failed", name, {"message": reason, "code": code}))
-
-    def _told(self, ask: Ask, texts: Sequence[TextRequest]) -> dict[str, Any]:
-        prompts = [one.tokens for one in texts[:: ask.n]]
-        return {
-            "verifier": None,  # as long as nothing is to be written
-            "lossless": True,
-            "prompt_tokens": [len(tokens) for tokens in prompts],
-            "prediction_tokens": len(texts[0].prediction),
-            "seeds": [ask.seed_of(one.number) for one in texts],
-        }
 
     def _say(self, kind: str, wanted: TextRequest, said: dict[str, Any]) -> None:
         self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))

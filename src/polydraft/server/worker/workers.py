@@ -1,4 +1,4 @@
-"""A worker in a process of its own: an error in its depths, or a lack of memory, does not end the server."""
+"""Where a worker runs: in a process of its own, where an error in its depths ends no server, or on a thread."""
 
 import contextlib
 import logging
@@ -27,7 +27,7 @@ WARNED = "warned"
 ALIVE = "alive"
 """An event that is for the watch alone: how long the step in progress takes."""
 MOST_TOLD = 4000
-"""Characters of a traceback that are told: its end, where it says what happened."""
+"""Characters of a traceback in the log: its end, where it says what happened."""
 BEAT = 1.0
 """A worker gives a sign of life after so many seconds, and is looked after as often."""
 
@@ -35,9 +35,7 @@ BEAT = 1.0
 class ProcessWorker:
     """Run a worker in a child process, to which plain values go through a pipe; one that hangs is killed.
 
-    Args:
-        settings: the server's.
-        say: takes what it says, on a thread; "gone" when the process has ended, for whatever reason.
+    On a thread `say` takes what it says; "gone" when the process has ended, for whatever reason.
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
@@ -122,9 +120,6 @@ def run(settings: Settings, pipe: Connection) -> None:
         torch.set_num_threads(settings.threads)
     said, speaking, begun = list[Event](), threading.Lock(), [0.0]
 
-    def say(event: Event) -> None:
-        said.append(event)
-
     def send(events: list[Event]) -> None:
         with speaking:
             pipe.send(events)
@@ -155,14 +150,19 @@ def run(settings: Settings, pipe: Connection) -> None:
     tell_records(warn)
     try:
         with told_first(partial(warn, COMPILING)):
-            work(settings, hear, say)
+            work(settings, hear, said.append)
         if said:
             send(said)
-    except (EOFError, OSError, BrokenPipeError):
+    except (EOFError, OSError):
         return
     except Exception as error:  # noqa: BLE001  the log is the parent's to write
-        warn("".join(traceback.format_exception(error))[-MOST_TOLD:])
+        warn(traced(error))
         raise SystemExit(1) from None
+
+
+def traced(error: BaseException) -> str:
+    """Return where an error happened, and how it came to that."""
+    return "".join(traceback.format_exception(error))[-MOST_TOLD:]
 
 
 class _Telling(logging.Handler):
@@ -179,13 +179,42 @@ class _Telling(logging.Handler):
 
 
 def tell_records(tell: Callable[[str], None]) -> None:
-    """Hand warnings and errors of all loggers to a function, instead of to the handlers that libraries gave them.
-
-    Args:
-        tell: takes a record's logger and text, with its traceback if it has one.
-    """
+    """Tell of warnings and errors of all loggers, with their tracebacks; the handlers that libraries gave them go."""
     for one in list(logging.root.manager.loggerDict.values()):
         if isinstance(one, logging.Logger) and one.handlers:
             one.handlers.clear()
             one.propagate = True
     logging.root.handlers[:] = [_Telling(tell)]
+
+
+class ThreadWorker:
+    """Run a worker on a thread of this process: for tests, and for those who embed the server."""
+
+    pid: int | None = None
+
+    def __init__(self, settings: Settings, say: Say) -> None:
+        self._told: queue.Queue[Any] = queue.Queue()
+        self._say = say
+        self._thread = threading.Thread(target=self._run, args=(settings,), daemon=True)
+        self._thread.start()
+
+    def tell(self, told: Any) -> None:
+        """Tell the worker something."""
+        self._told.put(told)
+
+    def end(self, seconds: float) -> None:
+        """Tell the worker to stop, and wait for it."""
+        self._told.put(Stop())
+        self._thread.join(seconds)
+
+    def _run(self, settings: Settings) -> None:
+        try:
+            work(settings, self._hear, self._say)
+        finally:
+            self._say(Event("gone"))
+
+    def _hear(self, seconds: float | None) -> Any:
+        try:
+            return self._told.get(timeout=seconds) if seconds != 0 else self._told.get_nowait()
+        except queue.Empty:
+            return None
