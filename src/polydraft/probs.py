@@ -312,7 +312,7 @@ class Noise:
     @classmethod
     def from_seed(cls, seed: int, rows: int, device: torch.device | str = "cpu") -> "Noise":
         """Return `rows` streams of their own (up to 32 bits of their seeds, see above), fixed by `seed`."""
-        return cls(tuple(_stream(device, seed + 1_000_003 * row) for row in range(rows)))
+        return cls(tuple(Generator(device).manual_seed(seed + 1_000_003 * row) for row in range(rows)))
 
     @classmethod
     def of_row(cls, seed: int, row: int, device: torch.device | str = "cpu") -> "Noise":
@@ -328,8 +328,8 @@ class Noise:
         seeds = self._own_seeds()
         each = [steps] * len(self.generators) if isinstance(steps, int) else steps
         pairs = zip(self.generators, each, strict=True)
-        mixed = tuple(_stream(one.device, _mixed(one.initial_seed(), step)) for one, step in pairs)
-        return Noise(mixed, seeds, lengths, self.record, self.unused)
+        mixed = (Generator(one.device).manual_seed(_mixed(one.initial_seed(), step)) for one, step in pairs)
+        return Noise(tuple(mixed), seeds, lengths, self.record, self.unused)
 
     def joined(self, row: int, other: "Noise") -> "Noise":
         """Return these streams with the only stream of another in place of a row's, or behind the last."""
@@ -341,7 +341,7 @@ class Noise:
         places = torch.tensor([max(row, 0) for row in rows])
         lengths = None if self.lengths is None else self.lengths[sent(places, self.lengths.device)]
         device = self.generators[0].device
-        generators = tuple(self.generators[row] if row >= 0 else _stream(device, 0) for row in rows)
+        generators = tuple(self.generators[row] if row >= 0 else Generator(device).manual_seed(0) for row in rows)
         unused = frozenset(place for place, row in enumerate(rows) if row < 0 or row in self.unused)
         return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record, unused)
 
@@ -375,7 +375,9 @@ class Noise:
 
     def fork(self, level: int) -> "Noise":
         """Return streams of their own for a decoder inside a decoder, which depend on these streams' seeds."""
-        mixed = (_stream(one.device, _mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators)
+        mixed = (
+            Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _FORK, level)) for one in self.generators
+        )
         return Noise(tuple(mixed), record=self.record, unused=self.unused)
 
     def keyed(self, keys: Sequence[bytes]) -> "Noise":
@@ -383,7 +385,7 @@ class Noise:
         if not any(keys):
             return self
         mixed = (
-            _stream(one.device, _mixed(one.initial_seed() ^ _KEYED, _number(key))) if key else one
+            Generator(one.device).manual_seed(_mixed(one.initial_seed() ^ _KEYED, _number(key))) if key else one
             for one, key in zip(self.generators, keys, strict=True)
         )
         return Noise(tuple(mixed))
@@ -412,10 +414,6 @@ class Noise:
 
     def _own_seeds(self) -> tuple[int, ...]:
         return self.seeds or tuple(one.initial_seed() for one in self.generators)
-
-
-def _stream(device: torch.device | str, seed: int) -> Generator:
-    return Generator(device).manual_seed(seed)
 
 
 def _number(key: bytes) -> int:

@@ -221,11 +221,6 @@ def _has_verbs(kind: type) -> bool:
 
 @cache
 def _marks(kind: type) -> tuple[tuple[str, Mark], ...]:
-    """Return the marks of a state's fields.
-
-    Raises:
-        InvalidParameter: it is no dataclass, or a field has no mark.
-    """
     bare = [f"its field {one.name!r}" for one in fields(kind) if MARK not in one.metadata] if is_dataclass(kind) else []
     if bare or not is_dataclass(kind):
         raise InvalidParameter(

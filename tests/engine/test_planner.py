@@ -245,7 +245,7 @@ def test_what_is_looked_up_counts_by_its_nodes_and_by_the_chances_along_its_path
         tried = tuple((0, rank, float(rank == right), 1.0) for rank in range(right + 1))
         planner.learn([Lesson("n-gram", (), tried, 2, 1)], Spent(0.0, 1.7, 0.0), 5)
     wide, deep = Lookup((-1,) * 4, "n-gram"), chain(4, "n-gram")
-    assert planner._gain(wide) == pytest.approx(2, abs=0.1) and planner._gain(deep) < 1.6
+    assert planner._tokens_of_lookup(wide) == pytest.approx(2, abs=0.1) and planner._tokens_of_lookup(deep) < 1.6
     assert planner.rows_with_lookup([wide]) == (0,) and not planner.rows_with_lookup([deep])
 
 

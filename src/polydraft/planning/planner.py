@@ -188,7 +188,7 @@ class Planner(LearningPolicy):
         if not taken:
             return ()
         others, own = len(found) - len(taken), self._tokens[self.current]
-        tokens = (sum(self._gain(found[row]) for row in taken) + others * own) / len(found)
+        tokens = (sum(self._tokens_of_lookup(found[row]) for row in taken) + others * own) / len(found)
         nodes = max(1 + max(len(one.parents) for one in found), self.shape.size if others else 1)
         finders = [one.source if one.parents else self._finder for one in found]
         costs, shape = self.timed, self.shape
@@ -239,7 +239,7 @@ class Planner(LearningPolicy):
         if due or laws.keys() != self._laws.keys():
             self._laws = laws
             best = self._best_arm()
-            self.lost += max(self._loss(taken, best) + reading, self._lost(lessons, spent)) if trial else 0.0
+            self.lost += max(self._expected_loss(taken, best) + reading, self._lost(lessons, spent)) if trial else 0.0
             self.current = self._trial(best)
 
     def _without_looking(self, lessons: Sequence[Lesson], spent: Spent, drafted: bool) -> Spent:
@@ -351,8 +351,7 @@ class Planner(LearningPolicy):
         self._best = max(range(len(seconds)), key=self._rates.__getitem__)
         return self._best
 
-    def _gain(self, found: Lookup) -> float:
-        """Return the tokens that a continuation is expected to bring: by its finder's chances along its paths."""
+    def _tokens_of_lookup(self, found: Lookup) -> float:
         if found not in self._gains:
             rows = sum(self._laws.values())
             looked = [(self.chances.rates(found.source, law), count / rows) for law, count in self._laws.items()]
@@ -373,7 +372,7 @@ class Planner(LearningPolicy):
         old = {arm for arm in near if self.steps - self._last[arm] >= STALE}
         untimed = [arm for arm in near if arm in old or not self.costs.measured(self.shapes[arm])]
         telling = untimed if best else range(len(self.shapes))
-        losses = {arm: self._loss(arm, best) for arm in telling if arm != best}
+        losses = {arm: self._expected_loss(arm, best) for arm in telling if arm != best}
         affordable = [arm for arm, loss in losses.items() if loss <= left + stake * self._is_new(arm)]
         if not affordable:
             return best
@@ -390,8 +389,7 @@ class Planner(LearningPolicy):
         kind = self.shapes[1:] if arm else self.shapes[:1]
         return not any(map(self.costs.measured, kind))
 
-    def _loss(self, arm: int, best: int) -> float:
-        """Return the time that a step with an arm is expected to lose against the best one."""
+    def _expected_loss(self, arm: int, best: int) -> float:
         rate = self._tokens[best] / self.costs.step(self.shapes[best])
         return self._reading(arm) + max(0.0, self.costs.step(self.shapes[arm]) - self._tokens[arm] / rate)
 

@@ -270,13 +270,7 @@ def reader_of(
 
 @dataclass(frozen=True, eq=False)
 class _SlotWindow:
-    """Tokens of each row behind a slot of its own.
-
-    Args:
-        tokens: the tokens; behind a row's end anything.
-        places: their places in the text.
-        starts: the slots of the first ones.
-    """
+    """Tokens of each row behind a slot of its own, and anything behind a row's end; `starts` are the first slots."""
 
     tokens: Int[Tensor, "b w"]
     places: Int[Tensor, "b w"]
@@ -302,11 +296,6 @@ class _SlotWindow:
 
 
 def _check_chain(model: Any, tree: TokenTree, beside: Draft | None) -> None:
-    """Check that a tree is a chain, with nothing beside it.
-
-    Raises:
-        UnsupportedModel: it is not.
-    """
     if beside is not None and (beside.riders is not None or beside.embeddings is not None):
         raise UnsupportedModel(f"{_name(model)} scores chains only, so nothing can be scored beside them.")
     order = torch.arange(tree.parents.shape[1], device=tree.parents.device) - 1

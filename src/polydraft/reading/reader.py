@@ -309,7 +309,6 @@ class Reader:
 
 
 def _columns(hidden: Mapping[Layer, Float[Tensor, "b s d"]], part: slice) -> Mapping[Layer, Float[Tensor, "b w d"]]:
-    """Return the hidden states of some columns."""
     return {layer: states[:, part] for layer, states in hidden.items()}
 
 
