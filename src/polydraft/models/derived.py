@@ -4,7 +4,7 @@ import copy
 import re
 from collections.abc import Callable, Collection, Hashable
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -55,11 +55,10 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
     return made
 
 
-_MADE = WeakKeyDictionary[PreTrainedModel, dict[Hashable, tuple[object, Any]]]()
-Made = TypeVar("Made")
+_MADE = WeakKeyDictionary[PreTrainedModel, dict[Hashable, tuple[object, PreTrainedModel]]]()
 
 
-def kept(model: PreTrainedModel, name: Hashable, make: Callable[[], Made]) -> Made:
+def kept(model: PreTrainedModel, name: Hashable, make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     """Return what is made of a model under a name; it is made once, and anew when the model has changed."""
     function, known = function_of(model), _MADE.setdefault(model, {})
     if name not in known or known[name][0] != function:

@@ -11,10 +11,10 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models.anatomy import HEAD, LARGE, can_pack, check_layer, chosen_precision, packed_product
+from polydraft.models.anatomy import HEAD, LARGE, can_pack, check_layer, chosen_precision, function_of, packed_product
 from polydraft.models.cache import TreeCache
 from polydraft.models.compiled import LEVELS, CompiledModel
-from polydraft.models.derived import Int8Linear, int8_product, kept
+from polydraft.models.derived import Int8Linear, int8_product
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import Forward, Layer
 
@@ -22,6 +22,7 @@ FUSED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)
 """The models of one anatomy: root mean square norms, rotated keys, gated SiLU layers."""
 MOST_BYTES = 1 << 30
 """Larger models spend their time on arithmetic, and the joined weights take as much memory again."""
+PLACE = "polydraft_fused"
 TOLERANCE = 0.02
 """How far a trial pass may be from the model's own, relative to the largest logit; bfloat16 rounds by a percent."""
 
@@ -107,10 +108,11 @@ class FusedLayer:
 
 
 class Joined:
-    """A model's layers with joined weights."""
+    """A model's layers with joined weights, and what the model was when they were made."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body = cast(Any, model).model
+        self.origin = function_of(model)
         self.layers = [FusedLayer(layer) for layer in body.layers]
         self.norm, self.head = _norm(body.norm), _product(cast(Any, model).lm_head)
         self.embedding: Tensor = body.embed_tokens.weight.detach()
@@ -152,6 +154,10 @@ class Joined:
         dtype = self.embedding.dtype
         return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
 
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """Leave joined weights behind when their model is copied or pickled."""
+        return type(None), ()
+
 
 def draft_model(model: object, *, compile: bool = False) -> HuggingFaceModel:
     """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own, compiled if asked.
@@ -192,15 +198,15 @@ def _product(*layers: nn.Linear) -> Product:
 
 def _joined(wrapped: HuggingFaceModel) -> Joined:
     """Return the layers kept with a model, made anew and tried if it is not the function that they were made of."""
-
-    def make() -> Joined:
+    model = wrapped.model
+    kept = model.__dict__.get(PLACE)
+    if kept is None or kept.origin != function_of(model):
         _check_anatomy(wrapped)
         with torch.autocast(wrapped.device.type, enabled=False):
-            joined = Joined(wrapped.model)
-            _check_trial(wrapped.plain(), joined)
-        return joined
-
-    return kept(wrapped.model, Joined, make)
+            kept = Joined(model)
+            _check_trial(wrapped.plain(), kept)
+        model.__dict__[PLACE] = kept
+    return kept
 
 
 def _check_anatomy(plain: HuggingFaceModel) -> None:
