@@ -14,7 +14,7 @@ from polydraft.schemes import IID
 from polydraft.trees import Chain, Draft, TokenTree, Widths, grow, topology
 from polydraft.verifiers import BlockVerification, BottomUp, SpeculativeSampling, TopDown, expected_accepted
 from polydraft.verifiers.trees.block_verification import by_rows
-from polydraft.verifiers.trees.trials import first_success, trials
+from polydraft.verifiers.trees.lifts import first_success, trials
 
 CHAIN = (1, 1)
 INSTANCES = [(seed, 4, 3, 0.0) for seed in range(3)] + [(3, 3, 3, 0.6), (4, 4, 4, 0.15)]

@@ -25,7 +25,7 @@ from polydraft.verifiers import (
 )
 from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.outcome_law import law_of_shares, present
-from polydraft.verifiers.trees.trials import Division
+from polydraft.verifiers.trees.lifts import Division
 
 RULES: list[ScalableVerifier] = [
     NaiveMatch(IID()),

@@ -25,7 +25,7 @@ from polydraft.verifiers import (
     TopThenSampleRule,
     TraversalVerification,
 )
-from polydraft.verifiers.trees.kept_path import certain_verdict
+from polydraft.verifiers.trees.lifts import certain_verdict
 
 MANY = 120
 BUSHY, CHAIN = TreeShape(((2,), (2, 2), (1, 0, 2))), TreeShape(((1,),) * 3)

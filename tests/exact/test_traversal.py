@@ -18,7 +18,7 @@ from polydraft.verifiers import (
     TopDown,
     TraversalVerification,
 )
-from polydraft.verifiers.trees.trials import Division
+from polydraft.verifiers.trees.lifts import Division
 
 SHAPES = ((2, 2), (1, 2), (2, 1), (1, 1))
 INSTANCES = [(seed, 4, 3, 0.0) for seed in range(3)] + [(3, 3, 3, 0.6), (4, 4, 4, 0.15)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from types import MethodType
 from typing import Any
@@ -309,8 +310,7 @@ def packed_product(
     weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
 ) -> Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]:
     """Return rows -> rows @ weight.T + bias, over a packed copy of the matrix."""
-    packed = _packed(weight)
-    return lambda rows: _multiplied(rows, packed, bias)
+    return partial(_multiplied, packed=_packed(weight), bias=bias)
 
 
 def linear_of(weight: Float[Tensor, "o i"]) -> nn.Linear:

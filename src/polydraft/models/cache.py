@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
-from polydraft.errors import UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.probs import sent
 
 Shape = tuple[int, int]
 """The heads and the width of a layer's keys or values."""
@@ -218,6 +219,21 @@ class TreeCache(TransformersCache):
     def known(self) -> tuple[int, ...]:
         """Return how many tokens of each row came with its source, so that they need not be read."""
         return tuple(getattr(source, "known", 0) for source in self.sources)
+
+    def check_not_again(self, starts: Int[Tensor, "b"]) -> None:
+        """Check that no pass reads a prompt with images again, which it would read as text.
+
+        Raises:
+            InvalidParameter: one does: rows beside it have more to read.
+        """
+        known = self.known()
+        if any(known) and any(start < count for start, count in zip(starts.tolist(), known, strict=True)):
+            raise InvalidParameter("A prompt with images is read once; rows beside it must have equally much to read.")
+
+    def moved(self, positions: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+        """Return the positions of tokens behind prompts whose last position is not their last place."""
+        offsets = [getattr(source, "offset", 0) for source in self.sources]
+        return positions + sent(torch.tensor(offsets), positions.device).unsqueeze(-1) if any(offsets) else positions
 
     def empty(self, batch: int, capacity: int) -> "TreeCache":
         """Return an empty cache of the same kind."""

@@ -81,11 +81,6 @@ class States:
 CONV, RECURRENT = "conv", "recurrent"
 
 
-def remembers(config: Any) -> bool:
-    """Tell whether a model has layers with a state of constant size, as Hugging Face's cache for it says."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
-
-
 class WholeCache(TreeCache):
     """A tree cache of which no part can be read: some layers remember in states.
 

@@ -17,7 +17,6 @@ from polydraft.models.checks.layout import cache_name, evaluating, for_logits, i
 from polydraft.models.derived import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import Cache, Forward, Layer
-from polydraft.models.sources import check_not_again, moved
 from polydraft.probs import sent
 
 MOST_TOKENS = 128
@@ -183,7 +182,7 @@ class CompiledModel(HuggingFaceModel):
                 logits_to_keep=logits_to_keep,
                 embeddings=embeddings,
             )
-        check_not_again(cast(TreeCache, cache), starts)
+        cast(TreeCache, cache).check_not_again(starts)
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)
         keys.place(starts, width, mask.shape[-1], positions)
         filled = (0, full - width)
@@ -196,7 +195,7 @@ class CompiledModel(HuggingFaceModel):
         keep = logits_to_keep if self.cuts_logits and full == width else 0
         with evaluating(self.modules):
             masks = self.all_masks(seen, positions, keys)
-            made = self.passes(keep, hidden_layers, keys, masks, tokens, moved(positions, keys).contiguous(), slots)
+            made = self.passes(keep, hidden_layers, keys, masks, tokens, keys.moved(positions).contiguous(), slots)
         hidden: dict[Layer, Tensor] = {
             layer: states[:, :width] for layer, states in zip(hidden_layers, made[1:], strict=True)
         }

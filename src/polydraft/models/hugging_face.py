@@ -19,7 +19,6 @@ from polydraft.models.chain_models import (
     HandedCache,
     RememberingCache,
     listed_cache,
-    remembers,
     row_by_row,
     scored_by_count,
     without,
@@ -36,18 +35,16 @@ from polydraft.models.checks.layout import (
     sizes_of,
     windows_of,
 )
-from polydraft.models.checks.supported import check_model, counts_itself
+from polydraft.models.checks.supported import check_model, counts_itself, remembers
 from polydraft.models.checks.trial import check_trial
 from polydraft.models.derived import kept, without_layers
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.sources import (
     ReadPrompt,
-    check_not_again,
     crossing,
     decoder_inputs,
     encoded_for,
     is_encoder_decoder,
-    moved,
 )
 
 SWITCHING, SWITCH = ("longrope", "su"), "original_max_position_embeddings"
@@ -183,7 +180,7 @@ class HuggingFaceModel:
         """
         if not isinstance(cache, TreeCache):
             raise InvalidParameter(f"cache must come from new_cache, but is a {type(cache).__name__}.")
-        check_not_again(cache, starts)
+        cache.check_not_again(starts)
         if self.counts:
 
             def score(
@@ -222,7 +219,7 @@ class HuggingFaceModel:
         given: dict[str, Any] = {"input_ids": tokens} if embeddings is None else {"inputs_embeds": embeddings}
         given[self.cached_as] = cache
         if self.takes_positions:
-            given["position_ids"] = moved(positions, cache)
+            given["position_ids"] = cache.moved(positions)
         if self.encodes:
             given = decoder_inputs(cache.sources[0], tokens, embeddings)
             given[self.cached_as] = crossing(cache, cache.sources[0])

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.probs import Noise, sent
+from polydraft.probs import Noise
 
 PLACES = 3
 """How many hidden states a stand-in has."""
@@ -179,20 +179,3 @@ class ReadPrompt:
     def taken_over(self) -> "ReadPrompt":
         """Return the same without keys and states."""
         return replace(self, cache=None, states=None)
-
-
-def moved(positions: Int[Tensor, "b n"], cache: TreeCache) -> Int[Tensor, "b n"]:
-    """Return the positions of tokens behind prompts whose last position is not their last place."""
-    offsets = [getattr(source, "offset", 0) for source in cache.sources]
-    return positions + sent(torch.tensor(offsets), positions.device).unsqueeze(-1) if any(offsets) else positions
-
-
-def check_not_again(cache: TreeCache, starts: Int[Tensor, "b"]) -> None:
-    """Check that no pass reads a prompt with images again, which it would read as text.
-
-    Raises:
-        InvalidParameter: one does: rows beside it have more to read.
-    """
-    known = cache.known()
-    if any(known) and any(start < count for start, count in zip(starts.tolist(), known, strict=True)):
-        raise InvalidParameter("A prompt with images is read once; rows beside it must have equally much to read.")

@@ -25,8 +25,7 @@ from polydraft.verifiers.outcome_law import (
 )
 from polydraft.verifiers.selection.rule import SelectionRule
 from polydraft.verifiers.trees.block_verification import BlockVerification, ByShape
-from polydraft.verifiers.trees.kept_path import PathLaw, PathVerifier, expected_accepted
-from polydraft.verifiers.trees.lifts import BottomUp, TopDown
+from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, PathVerifier, TopDown, expected_accepted
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.traversal import TraversalVerification
 

@@ -156,31 +156,7 @@ class RouteDrafter(SeveralDrafters):
 
     def draft(self, state: Any, request: DraftRequest) -> tuple[Draft | Pieces, Any]:
         """Let all members guess, choose for every row, and let the other drafter draft where nothing is taken."""
-        policy, looked = request.policy, ()
-        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
-            choices = [(OTHER, Guess.nothing())] * len(request.text.counts)
-        else:
-            choices, state = self.choose(state, request)
-            sources = [self.source_of(number) if number >= 0 else "" for number, _ in choices]
-            found = [guess.found_by(source) for (_, guess), source in zip(choices, sources, strict=True)]
-            looked = policy.rows_with_lookup(found) if isinstance(policy, LearningPolicy) else rows_found(policy, found)
-        return self._drafted(state, request, choices, looked)
-
-    def commit(self, state: Any, step: Step) -> Any:
-        """Let members learn, and tell the other drafter of its own drafts, and of the features that it reads.
-
-        Where nothing was to be looked up, members do not learn either: that takes time too.
-        """
-        members = state.members if state.asked and not state.rounds else self.taught(state, step)
-        other, seen = state.other, step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
-        if self.other is not None and (state.asked or self.needs.layers):
-            other = self.other.commit(state.other, seen)
-        return replace(state, members=members, other=other, rounds=(), asked=())
-
-    def _drafted(
-        self, state: Any, request: DraftRequest, choices: Sequence[Choice], looked: Collection[int]
-    ) -> tuple[Draft | Pieces, Any]:
-        """Return the guesses of the rows that take some, and the other drafter's drafts for those that are its own."""
+        choices, looked, state = self._chosen(state, request)
         takers: dict[int, list[int]] = {}
         for row, (number, _) in enumerate(choices):
             unasked = PLAIN if self.other is None or number == PLAIN else OTHER
@@ -198,6 +174,28 @@ class RouteDrafter(SeveralDrafters):
             pieces += restricted(in_pieces(draft), asked)
         after = replace(state, other=inner, asked=asked)
         return (pieces[0].draft if len(pieces) == 1 else Pieces(tuple(pieces))), after
+
+    def commit(self, state: Any, step: Step) -> Any:
+        """Let members learn, and tell the other drafter of its own drafts, and of the features that it reads.
+
+        Where nothing was to be looked up, members do not learn either: that takes time too.
+        """
+        members = state.members if state.asked and not state.rounds else self.taught(state, step)
+        other, seen = state.other, step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
+        if self.other is not None and (state.asked or self.needs.layers):
+            other = self.other.commit(state.other, seen)
+        return replace(state, members=members, other=other, rounds=(), asked=())
+
+    def _chosen(self, state: Any, request: DraftRequest) -> tuple[list[Choice], Collection[int], Any]:
+        """Return what each row may take, in which rows it is taken, and the state with which the step goes on."""
+        policy = request.policy
+        if isinstance(policy, LearningPolicy) and not policy.uses_lookups:
+            return [(OTHER, Guess.nothing())] * len(request.text.counts), (), state
+        choices, state = self.choose(state, request)
+        sources = [self.source_of(number) if number >= 0 else "" for number, _ in choices]
+        found = [guess.found_by(source) for (_, guess), source in zip(choices, sources, strict=True)]
+        looked = policy.rows_with_lookup(found) if isinstance(policy, LearningPolicy) else rows_found(policy, found)
+        return choices, looked, state
 
     def _piece(self, number: int, rows: Sequence[int], choices: Sequence[Choice], request: DraftRequest) -> Piece:
         """Return the guesses of one member for the rows that take them; of none, roots alone."""

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models.checks.layout import cache_name, device_of, empty_window
@@ -184,6 +185,11 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
         )
     if getattr(text, "use_bidirectional_attention", None) in BOTH_WAYS and not sees(model, config):
         raise UnsupportedModel(f"{name} attends in both directions; only causal models can be used.")
+
+
+def remembers(config: Any) -> bool:
+    """Tell whether a model has layers with a state of constant size, as Hugging Face's cache for it says."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def sees(model: Any, config: PreTrainedConfig | None = None) -> bool:

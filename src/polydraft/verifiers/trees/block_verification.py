@@ -18,9 +18,7 @@ from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
 from polydraft.verifiers.outcome_law import DraftRows, Drafts, NodeVerifier, Rate, Row, divided, traits
 from polydraft.verifiers.selection.rule import Flags, Numbers, Places
-from polydraft.verifiers.trees.kept_path import PathLaw, PathVerifier, verdict_of
-from polydraft.verifiers.trees.lifts import TopDown
-from polydraft.verifiers.trees.trials import Division, FromLeaves, divided_by
+from polydraft.verifiers.trees.lifts import Division, FromLeaves, PathLaw, PathVerifier, TopDown, divided_by, verdict_of
 
 Rows = NDArray[np.floating]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from polydraft.probs import Noise
 from polydraft.schemes import Coupled, Scheme, check_scheme
 from polydraft.trees import Draft, Verdict
-from polydraft.verifiers.trees.kept_path import walk
+from polydraft.verifiers.trees.lifts import walk
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from polydraft.probs import normalised, without
 from polydraft.schemes import IID, Draws, Scheme, WithoutReplacement, require_scheme, set_law_of
 from polydraft.verifiers.outcome_law import Drafts, Rate, Row, at_draft
-from polydraft.verifiers.trees.trials import Division, FromLeaves, share_of
+from polydraft.verifiers.trees.lifts import Division, FromLeaves, share_of
 
 
 @dataclass(frozen=True)
