@@ -196,7 +196,7 @@ class AtCall:
 
         def new_cache(batch: int, capacity: int) -> Any:
             made = make(batch, capacity)
-            self.wrap(made, "keep", "join")
+            self.wrap(made, "keep", "put")
             return made
 
         language_model.new_cache = new_cache
@@ -210,7 +210,7 @@ class AtCall:
         self.wrap(setup.method.drafter, "start", "read", "draft", "commit")
         self.wrap(setup.method.verifier, "verify")
         if isinstance(run, ManyRun) and run._batch is not None:
-            self.wrap(run._batch.batch.reader.cache, "keep", "join")  # made before
+            self.wrap(run._batch.batch.reader.cache, "keep", "put")  # made before
 
 
 def models_of(drafter: Drafter) -> list[HuggingFaceModel]:
