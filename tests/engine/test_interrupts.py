@@ -377,7 +377,7 @@ def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
     for begin, check in ((started, same_run), (many, same_many)):
         calls = calls_of(partial(begin, case))
         assert {"before TreeCache.keep", "after HuggingFaceModel.forward"} <= {*calls}
-        assert begin is started or "after TreeCache.join" in calls
+        assert begin is started or "after TreeCache.put" in calls
         places = {call: 1 + place for place, call in enumerate(calls[: len(calls) * 3 // 4])}  # the last of each
         for number in places.values():
             run, at = begin(case), AtCall(number)

@@ -17,7 +17,7 @@ from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
 from polydraft.verifiers.nodes.top_then_sample import TopThenSampleRule
 from polydraft.verifiers.outcome_law import DraftRows, Drafts, NodeVerifier, Rate, Row, divided, traits
-from polydraft.verifiers.selection.rule import Flags, Numbers, Places, numbers
+from polydraft.verifiers.selection.rule import Flags, Numbers, Places
 from polydraft.verifiers.trees.lifts import Division, FromLeaves, PathLaw, PathVerifier, TopDown, divided_by, verdict_of
 
 Rows = NDArray[np.floating]
@@ -150,7 +150,7 @@ def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) ->
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
     _check_places(draft, rows, target_probs)
-    uniforms = numbers(noise.uniform(target_probs.shape[1] + 2))
+    uniforms = noise.uniform(target_probs.shape[1] + 2).cpu().numpy()
     places = draft.atoms[:, 1:].clamp_min(0)
     tables = (places, draft.tree.valid[:, 1:], draft.shortlist, *map(_readable, (rows, target_probs)))
     each = zip(*(table.numpy() for table in tables), uniforms, strict=True)
