@@ -340,8 +340,9 @@ class Noise:
         own = self._own_seeds()
         places = torch.tensor([max(row, 0) for row in rows])
         lengths = None if self.lengths is None else self.lengths[sent(places, self.lengths.device)]
-        device = self.generators[0].device
-        generators = tuple(self.generators[row] if row >= 0 else Generator(device).manual_seed(0) for row in rows)
+        generators = tuple(
+            self.generators[row] if row >= 0 else Generator(self.generators[0].device).manual_seed(0) for row in rows
+        )
         unused = frozenset(place for place, row in enumerate(rows) if row < 0 or row in self.unused)
         return Noise(generators, tuple(own[max(row, 0)] for row in rows), lengths, self.record, unused)
 

@@ -231,7 +231,7 @@ def test_a_joined_row_of_a_cache_scores_what_it_scores_alone_and_the_others_what
     narrow, alone = model(kind).new_cache(1, len(newcomer) + 1), model(kind).new_cache(1, CAPACITY)
     for one, texts in ((batch, rows), (undisturbed, rows), (narrow, [newcomer]), (alone, [newcomer])):
         read(one, kind, texts)
-    batch.join(ROW, narrow, len(newcomer) - 1)
+    batch.put(ROW, narrow, len(newcomer) - 1)
     after = [*rows[:ROW], newcomer, *rows[ROW + 1 :]]
     joined, there = tree_logits(batch, kind, after), tree_logits(undisturbed, kind, rows)
     torch.testing.assert_close(joined[ROW], tree_logits(alone, kind, [newcomer])[0], rtol=0, atol=1e-10)
@@ -248,4 +248,4 @@ def test_a_text_that_does_not_fit_is_refused():
     small, large = model("llama").new_cache(2, 6), model("llama").new_cache(1, CAPACITY)
     read(large, "llama", [NEWCOMERS["longer"]])
     with pytest.raises(UnsupportedModel, match="has 6 slots, but 11 are needed"):
-        small.join(ROW, large, 11)
+        small.put(ROW, large, 11)

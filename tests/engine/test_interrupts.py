@@ -196,7 +196,7 @@ class AtCall:
 
         def new_cache(batch: int, capacity: int) -> Any:
             made = make(batch, capacity)
-            self.wrap(made, "keep", "join")
+            self.wrap(made, "keep", "put")
             return made
 
         language_model.new_cache = new_cache
@@ -210,7 +210,7 @@ class AtCall:
         self.wrap(setup.method.drafter, "start", "read", "draft", "commit")
         self.wrap(setup.method.verifier, "verify")
         if isinstance(run, ManyRun) and run._batch is not None:
-            self.wrap(run._batch.batch.reader.cache, "keep", "join")  # made before
+            self.wrap(run._batch.batch.reader.cache, "keep", "put")  # made before
 
 
 def models_of(drafter: Drafter) -> list[HuggingFaceModel]:
@@ -377,7 +377,7 @@ def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
     for begin, check in ((started, same_run), (many, same_many)):
         calls = calls_of(partial(begin, case))
         assert {"before TreeCache.keep", "after HuggingFaceModel.forward"} <= {*calls}
-        assert begin is started or "after TreeCache.join" in calls
+        assert begin is started or "after TreeCache.put" in calls
         places = {call: 1 + place for place, call in enumerate(calls[: len(calls) * 3 // 4])}  # the last of each
         for number in places.values():
             run, at = begin(case), AtCall(number)

@@ -251,9 +251,9 @@ class HandedCache(WholeCache):
         self.held[PEAK][~read] = LOWEST
 
     def select(self, rows: Sequence[int]) -> "HandedCache":
-        """Return a cache of some rows, with copies of their states."""
+        """Return a cache of a run of rows, with copies of their states."""
         alone = self.empty(len(rows), self.shape[2])
-        alone.held = None if self.held is None else [one[list(rows)] for one in self.held]
+        alone.held = None if self.held is None else [one[rows[0] : rows[-1] + 1].clone() for one in self.held]
         return alone
 
 

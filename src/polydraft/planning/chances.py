@@ -96,7 +96,7 @@ class Chances:
                 seen.fade(MEMORY_OF_PROBABILITIES)
                 for rank, probability, chance in one.judged:
                     seen.add(rank, class_of(probability), chance, 1.0)
-        _forget_oldest(self._judged)
+                _forget_oldest(self._judged)
 
     def rates(self, source: str, law: Law) -> Rates:
         """Return g(d, i): the chance that the draft of rank i is the accepted one, given that its node is reached."""

@@ -161,13 +161,10 @@ class PairTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the cross-entropy of one batch of windows, or KL(teacher || draft) plus -log of their overlap."""
         ids: Tensor = inputs["input_ids"]
+        with torch.no_grad():
+            wanted = None if self.teacher is None else self.teacher(input_ids=ids, use_cache=False).logits
         outputs = model(input_ids=ids, use_cache=False)
-        if self.teacher is None:
-            loss = next_token_loss(outputs.logits, ids)
-        else:
-            with torch.no_grad():
-                wanted = self.teacher(input_ids=ids, use_cache=False).logits
-            loss = self.distance(outputs.logits, wanted)
+        loss = next_token_loss(outputs.logits, ids) if wanted is None else self.distance(outputs.logits, wanted)
         return (loss, outputs) if return_outputs else loss
 
 

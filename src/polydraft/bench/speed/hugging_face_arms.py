@@ -18,6 +18,7 @@ from polydraft.bench.environment import now
 from polydraft.bench.speed.arms import Arm, Generated, PromptBatch, generation_options
 from polydraft.bench.speed.replay import Replay
 from polydraft.engine import Statistics
+from polydraft.machine_code import clock
 from polydraft.models import cache_in
 from polydraft.probs import Noise
 
@@ -81,7 +82,7 @@ def _generated(
     model: Any, draft: nn.Module | None, options: dict[str, Any], seed: int, replay: Replay | None = None
 ) -> Generated:
     prompt = options["input_ids"]
-    begin = now(model.device)
+    begin = clock()
     with _torch_seeded(seed, model.device), _without_warnings(), observed(model, replay) as target:
         if draft is None:
             drafted, sequences = Passes(), model.generate(**options)

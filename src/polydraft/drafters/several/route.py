@@ -60,9 +60,9 @@ class SeveralDrafters(Drafter):
 
     def finish(self, state: Any, text: Text, row: int) -> Any:
         """Tell all."""
-        members = (finished(one, own, text, row) for one, own in zip(self.members, state.members, strict=True))
+        members = tuple(finished(one, own, text, row) for one, own in zip(self.members, state.members, strict=True))
         other = None if self.other is None else finished(self.other, state.other, text, row)
-        return replace(state, members=tuple(members), other=other)
+        return replace(state, members=members, other=other)
 
 
 def sound_beside_guesses(drafter: SeveralDrafters) -> bool:
@@ -181,8 +181,9 @@ class RouteDrafter(SeveralDrafters):
         Where nothing was to be looked up, members do not learn either: that takes time too.
         """
         members = state.members if state.asked and not state.rounds else self.taught(state, step)
-        other, seen = state.other, step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
+        other = state.other
         if self.other is not None and (state.asked or self.needs.layers):
+            seen = step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
             other = self.other.commit(state.other, seen)
         return replace(state, members=members, other=other, rounds=(), asked=())
 

@@ -293,8 +293,10 @@ def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None)
     if usable is None and tree.tokens.shape[-1] == 1:
         return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
     kept, drafted = verdict.length.unsqueeze(-1), tree.valid.sum(dim=-1, keepdim=True) - 1
-    last = torch.nn.functional.pad(verdict.path, (1, 0), value=0).gather(-1, kept)
-    deeper = ((tree.parents == last) & tree.valid).any(dim=-1, keepdim=True).long()
+    deeper = torch.zeros_like(kept)
+    if tree.tokens.shape[-1] > 1:
+        last = torch.nn.functional.pad(verdict.path, (1, 0), value=0).gather(-1, kept)
+        deeper = ((tree.parents == last) & tree.valid).any(dim=-1, keepdim=True).long()
     fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
     return torch.cat([fine, kept, drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
 

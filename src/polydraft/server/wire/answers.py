@@ -36,6 +36,10 @@ FINISHES: Mapping[str, Finish] = {"eos": "stop", "stop": "stop", "length": "leng
 AnyChunk = CompletionChunk | ChatCompletionChunk
 
 
+GAINED = ("drafted", "accepted", "offered", "kept", "depth", "source")
+"""What is noted of a step beside its number of tokens."""
+
+
 class StepGain(NamedTuple):
     """What a step brought a text, in numbers: `offered` and `kept` are depths, `depth` is that of the whole tree."""
 
@@ -113,7 +117,7 @@ class Choice:
         self.finish, self.stopped_by = said["finish"], said["stopped_by"]
         self.logprobs += said.get("logprobs", ())
         if count:
-            self.gains.append(StepGain(count, *(said[name] for name in StepGain._fields[1:])))
+            self.gains.append(StepGain(count, *(said[name] for name in GAINED)))
 
     @property
     def reason(self) -> Finish | None:

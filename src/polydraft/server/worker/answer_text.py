@@ -36,14 +36,15 @@ class AnswerText:
             least=wanted.ask.min_tokens,
         )
         self._followed = Followed(wanted.prediction) if wanted.prediction else None
-        self._statistics = Statistics()
+        self._steps, self._count = 0, 0  # steps that were told, and their tokens
+        self._statistics = Statistics()  # of a text whose steps are traced
         self._length = 0  # characters that were told
         self._unplaced = deque[dict[str, Any]]()  # log-probabilities of tokens whose place is not certain
 
     @property
     def fresh(self) -> bool:
         """Whether nothing was told yet."""
-        return not self._statistics.steps
+        return not self._steps
 
     def gained(self, gain: Emission, block: Block, row: int) -> dict[str, Any]:
         """Return what is told of a step; with a "finish" where the text ends."""
@@ -62,7 +63,7 @@ class AnswerText:
         if self._followed is not None:
             self._followed = self._followed.on(gain.tokens[:count])
         shown = replace(gain, tokens=gain.tokens[:count], accepted=accepted)
-        self._statistics.add(replace(block, rows={row: shown}))
+        self._steps, self._count = self._steps + 1, self._count + count
         told: dict[str, Any] = {
             "text": "".join(pieces),
             "tokens": list(shown.tokens),
@@ -84,6 +85,7 @@ class AnswerText:
                 self._unplaced.append(spelt(self.served, one.token, one.logprob, one.top[: self.ask.logprobs]))
             told["logprobs"] = self._placed(over=bool(finish))
         if self.ask.speculation.trace:
+            self._statistics.add(replace(block, rows={row: shown}))
             told["trace"] = self._traced(shown, block, row, pieces)
         return told
 
@@ -94,7 +96,7 @@ class AnswerText:
         """
         begins, found = self._decoder.begins, list[dict[str, Any]]()
         while self._unplaced:
-            number = self._statistics.new_tokens - len(self._unplaced)
+            number = self._count - len(self._unplaced)
             begin = begins[number] if number < len(begins) else self._length  # an end of text has none of its own
             if begin > self._length and not over:
                 break

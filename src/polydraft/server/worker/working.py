@@ -1,6 +1,8 @@
 """The worker: it owns the model, does what it is told between steps, and says what happens."""
 
 import copy
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -35,8 +37,9 @@ class Preparing:
 
     def __init__(self, served: LoadedModels) -> None:
         self._served = replace(served, tokenizer=_copied(served.tokenizer))
-        self._thread = futures.ThreadPoolExecutor(max_workers=1)
+        self._told: queue.SimpleQueue[tuple[Ask | Spell, futures.Future[Any]] | None] = queue.SimpleQueue()
         self._wanted: dict[str, tuple[Ask | Spell, futures.Future[Any]]] = {}
+        threading.Thread(target=self._run, daemon=True).start()  # which no process that ends waits for
 
     @property
     def busy(self) -> bool:
@@ -45,8 +48,8 @@ class Preparing:
 
     def take(self, told: Ask | Spell) -> None:
         """Take a request."""
-        prepare = wanted_of if isinstance(told, Ask) else spelling
-        self._wanted[told.name] = told, self._thread.submit(prepare, self._served, told)  # pyright: ignore
+        self._wanted[told.name] = one = told, futures.Future[Any]()
+        self._told.put(one)
 
     def cancel(self, name: str) -> None:
         """Forget a request."""
@@ -60,14 +63,27 @@ class Preparing:
     def done(self) -> Iterator[tuple[Ask | Spell, futures.Future[Any]]]:
         """Yield what was prepared since the last time: the texts that are asked for, or what was to be spelt."""
         for name, (told, found) in [*self._wanted.items()]:
-            if found.done():
-                del self._wanted[name]
-                yield told, found
+            if not found.done():
+                break
+            del self._wanted[name]
+            yield told, found
 
     def end(self) -> None:
         """End the thread, when it has done what it is at."""
-        self._wanted.clear()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for name in [*self._wanted]:
+            self.cancel(name)
+        self._told.put(None)
+
+    def _run(self) -> None:
+        while (one := self._told.get()) is not None:
+            told, found = one
+            if found.set_running_or_notify_cancel():
+                try:
+                    ready = wanted_of(self._served, told) if isinstance(told, Ask) else spelling(self._served, told)
+                except Exception as error:  # noqa: BLE001  it is raised where somebody can be told
+                    found.set_exception(error)
+                else:
+                    found.set_result(ready)
 
 
 def _copied(tokenizer: Any) -> Any:

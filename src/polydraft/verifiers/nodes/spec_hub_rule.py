@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polydraft.probs import normalised, without
+from polydraft.probs import without
 from polydraft.schemes import Scheme, SpecHub, hub_of, require_scheme
 from polydraft.verifiers.outcome_law import (
     Counts,
@@ -56,12 +56,12 @@ class SpecHubRule(SharesRule):
         lone = accepted_alone(target_mass, draft_probs, first)
         if drafts.shape[-1] == 1:
             return lone.unsqueeze(-1)
-        hub, second = hub_of(draft_probs).clamp_min(0).squeeze(-1), drafts[..., 1]
+        hub, second = hub_of(draft_probs).clamp_min(0), drafts[..., 1]
         onto_hub, from_hub = _pairs(draft_probs)
-        after, at_hub = (target_mass - onto_hub).clamp_min(0), at_draft(target_mass, hub)
+        after, at_hub = (target_mass - onto_hub).clamp_min(0), target_mass.gather(-1, hub).squeeze(-1)
         from_hub_left = (from_hub - after).clamp_min(0).sum(dim=-1)
         onto_hub_left = (onto_hub - target_mass).clamp_min(0).sum(dim=-1)
-        hub_first = first == hub
+        hub_first = first == hub.squeeze(-1)
         other = second.where(hub_first, first)
         stage_1 = at_draft(accept_ratio(target_mass, onto_hub), other)
         stage_2 = at_draft(accept_ratio(after, from_hub), other)
@@ -90,4 +90,6 @@ def _pairs(draft_probs: Row) -> tuple[Row, Row]:
     """Return the probabilities of the pairs (x, a) and (a, x) for every x; zero at the hub a."""
     hub = hub_of(draft_probs)
     others = without(draft_probs, hub)
-    return others, draft_probs.gather(-1, hub.clamp_min(0)) * normalised(others, others)
+    total = others.sum(dim=-1, keepdim=True)
+    share = others / total.where(total > 0, torch.ones_like(total))
+    return others, draft_probs.gather(-1, hub.clamp_min(0)) * share

@@ -77,11 +77,23 @@ def certain_tokens(scheme: Scheme, draft_row: Numbers, count: int) -> Flags:
     Raises:
         UnpairedScheme: the scheme's containment is not known.
     """
-    law, marked = set_law_of(scheme), np.zeros(len(draft_row), dtype=np.bool_)
-    if number := law.certain(count):
-        tokens = np.flatnonzero(draft_row > 0)
-        likeliest = tokens if law.alike else tokens[(-draft_row[tokens]).argsort(kind="stable")]
-        marked[likeliest[:number]] = True
+    law = set_law_of(scheme)
+    number = law.certain(count)
+    return _likeliest(draft_row, number, law.alike) if number else np.zeros(len(draft_row), dtype=np.bool_)
+
+
+@compiled
+def _likeliest(draft: Numbers, number: int, alike: bool) -> Flags:
+    """Mark the likeliest tokens that have any mass, earlier ones first among equals; if tokens are alike, the first."""
+    marked = np.zeros(len(draft), dtype=np.bool_)
+    for _ in range(number):
+        best = -1
+        for i in range(len(draft)):
+            if draft[i] > 0 and not marked[i] and (best < 0 or (not alike and draft[i] > draft[best])):
+                best = i
+        if best < 0:
+            break
+        marked[best] = True
     return marked
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidDraft, InvalidParameter, UnpairedScheme
 from polydraft.machine_code import compiled
-from polydraft.probs import Noise, sent
+from polydraft.probs import Noise
 from polydraft.schemes import IID, Scheme, TopThenSample, require_drawn
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.nodes.speculative import SpeculativeSampling
@@ -150,7 +150,7 @@ def by_rows(draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) ->
     """
     rows = draft.probs if draft.probs.dim() == 3 else draft.probs[:, :, 0]
     _check_places(draft, rows, target_probs)
-    uniforms = sent(noise.uniform(target_probs.shape[1] + 2), target_probs.device).numpy()
+    uniforms = noise.uniform(target_probs.shape[1] + 2).cpu().numpy()
     places = draft.atoms[:, 1:].clamp_min(0)
     tables = (places, draft.tree.valid[:, 1:], draft.shortlist, *map(_readable, (rows, target_probs)))
     each = zip(*(table.numpy() for table in tables), uniforms, strict=True)

@@ -10,6 +10,7 @@ vllm-project/speculators.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -278,8 +279,9 @@ def _gemma_anatomy(fields: Fields) -> Anatomy:
     width = fields.count("hidden_size", each=1)
     heads = fields.count("num_attention_heads", each=width)
     groups = "num_key_value_heads" if _has_own_values(fields) else "num_global_key_value_heads"
+    known = fields.count(groups, each=width)
     channels = fields.count("global_head_dim", each=width * heads)
-    return fields.layers_of(width, heads, fields.count(groups, each=width), channels, _rotation(fields), normed=True)
+    return fields.layers_of(width, heads, known, channels, partial(_rotation, fields), normed=True)
 
 
 def _has_own_values(fields: Fields) -> bool:

@@ -56,15 +56,13 @@ def write_block(
     if drafter.network.shape.gemma:
         raise InvalidParameter("Block heads with Gemma's layers are read, and not written.")
     head, ends, depth = drafter.network, drafter.ends, target_layers or getattr(target, "layers", None)
-    tensors = block_tensors(head, ends)
+    tensors, config = block_tensors(head, ends), _of_speculators(head, ends, target) if speculators else {}
     if speculators or deepspec:
         tensors["embed_tokens.weight"] = embeddings_of(ends, target) * ends.scale
         tensors["lm_head.weight"] = output_rows_of(ends, target)
     if deepspec:
         config = _of_deepspec(head, ends, tensors, depth)
-    elif speculators:
-        config = _of_speculators(head, ends, target)
-    else:
+    elif not speculators:
         config = _own(head, ends, target, depth)
         tensors = {_flat(name): value for name, value in tensors.items()}
     write_head(folder, config, tensors, ends, target, dtype, card)

@@ -1,6 +1,6 @@
 """What readers and writers of head folders share: values of a configuration, tensors, and a head's ends."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -178,7 +178,7 @@ class Fields:
         channels = self.count("head_dim", max(width // heads, 1), each=width * heads)
         self.check_activation("hidden_act", "silu")
         biased = bool(self.get("qkv_bias", False))
-        return self.layers_of(width, heads, groups, channels, self.rotation(), normed=normed, biased=biased)
+        return self.layers_of(width, heads, groups, channels, self.rotation, normed=normed, biased=biased)
 
     def check_activation(self, name: str, usual: str) -> None:
         """Raise `CheckpointError` for an activation that such heads do not have."""
@@ -192,7 +192,7 @@ class Fields:
         heads: int,
         groups: int,
         channels: int,
-        rotation: Rotation,
+        rotation: Callable[[], Rotation],
         *,
         normed: bool,
         biased: bool = False,
@@ -217,7 +217,7 @@ class Fields:
             bias=bias or biased,
             output_bias=bias,
             normed=normed,
-            rotation=rotation,
+            rotation=rotation(),
         )
 
 
