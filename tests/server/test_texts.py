@@ -1,6 +1,7 @@
 """What is written: streams and whole answers, seeds, choices, stop strings, log-probabilities, penalties, batches."""
 
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +17,9 @@ from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import AdditivePenalties, HuggingFaceModel, Pair, TokenBias
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.worker.asks import Ask
+from polydraft.server.worker.asks import Ask, Spell
 from polydraft.server.worker.served import LoadedModels
+from polydraft.server.worker.working import Preparing
 from polydraft.server.worker.writing import Writing
 
 PROMPTS = (PROMPT, "import os\nclass A:\n", "for i in range(10):\n    print(", "x = [1, 2, 3]\n" * 6)
@@ -416,3 +418,22 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
     assert counts >= {1, 2} and told[0].others == 0 and told[-1].rows <= max(counts)
     assert any(one.others and one.length for one in told), "one joined those in progress"
     assert any(one.soon > one.rows for one in told), "a prompt is being read, and soon there is one more"
+
+
+def test_no_process_that_ends_waits_for_a_prompt_in_preparation(pair: Pair) -> None:
+    """Python waits for all threads that are no daemons, those of a pool too."""
+    before = {*threading.enumerate()}
+    preparing = Preparing(
+        LoadedModels(Settings(), HuggingFaceModel(pair.target), pair.tokenizer, as_drafter(pair.draft))
+    )
+    preparing.take(Spell("a", "one two"))
+    preparing.take(Spell("b", "three"))
+    names = list[str]()
+    while preparing.busy:
+        preparing.wait(1)
+        names += [told.name for told, found in preparing.done() if found.result()["tokens"]]
+    started = {*threading.enumerate()} - before
+    assert names == ["a", "b"] and started and all(one.daemon for one in started)
+    preparing.end()
+    for one in started:
+        one.join(10)
