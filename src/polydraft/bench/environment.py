@@ -12,8 +12,8 @@ from torch import nn
 
 from polydraft.drafters import Drafter, owned_networks
 from polydraft.machine_code import clock
+from polydraft.planning.plan import processor_name
 
-PROCESSOR = Path("/proc/cpuinfo")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 BUSY = 1.5
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 def machine(device: torch.device) -> dict[str, object]:
     """Return the processor, its cores, torch's threads and, on a GPU, its name."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -93,12 +93,3 @@ def peak_memory(device: torch.device) -> float | None:
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), None)
-
-
-def _processor() -> str:
-    try:
-        lines = PROCESSOR.read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -60,6 +60,9 @@ class SelfDrafter(Drafter):
     Which keys depends on how long the texts are, not on what is drafted, so the drafts' law is known before the first
     is drawn. A draft's own keys go into the copy, so that nothing of it is left in the target's.
 
+    Rows of a batch keep equally many keys, as many as the shortest text has. So beside a text that is shorter than the
+    keys a row drafts from fewer: its law stays, but the text that a seed gives it may be another one than alone.
+
     Args:
         keys: which tokens of a text are seen.
 

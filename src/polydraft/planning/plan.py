@@ -92,7 +92,7 @@ class Machine:
         device = pair.target.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         dtype = str(pair.target.dtype).removeprefix("torch.")
-        return cls(_processor(), name, torch.get_num_threads(), dtype, torch.__version__)
+        return cls(processor_name(), name, torch.get_num_threads(), dtype, torch.__version__)
 
     def differences(self, there: "Machine") -> list[str]:
         """Say in words how a plan's machine, `there`, differs from this one."""
@@ -100,7 +100,8 @@ class Machine:
         return [f"{name} {theirs} there, {ours} here" for name, theirs, ours in pairs if theirs != ours]
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Return what this machine's processor is called."""
     try:
         lines = PROCESSOR.read_text().splitlines()
     except OSError:
