@@ -131,6 +131,7 @@ def test_the_law_is_that_of_the_definition(scheme: Scheme, draft: Tensor, k: int
     assert distance(law, by_hand(scheme, draft.tolist(), k)) < 1e-12
 
 
+@pytest.mark.long(5)
 @each_scheme
 @given(draft=rows(4), k=st.integers(1, 3))
 def test_the_law_is_that_of_the_definition_for_any_row(scheme: Scheme, draft: Tensor, k: int):
@@ -139,6 +140,7 @@ def test_the_law_is_that_of_the_definition_for_any_row(scheme: Scheme, draft: Te
     assert distance(law, by_hand(scheme, draft.tolist(), most(scheme, k))) < 1e-12
 
 
+@pytest.mark.long(5)
 @each_scheme
 @given(draft=rows(4))
 def test_the_number_of_drafts_present_is_known_and_tells_the_law(scheme: Scheme, draft: Tensor):

@@ -81,7 +81,7 @@ RULES = [
 ]
 
 
-@pytest.mark.long(20)
+@pytest.mark.long(8)
 @pytest.mark.parametrize(("name", "rule", "group"), RULES, ids=[f"{group.name}, {name}" for name, _, group in RULES])
 def test_what_is_kept_of_a_roots_drafts_is_what_verdicts_say_and_no_more_than_the_optimum(
     name: str, rule: PathVerifier, group: LatticeGroup

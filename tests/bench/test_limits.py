@@ -246,6 +246,7 @@ def drafts_of(models: Models, drafter: Drafter) -> Models:
     return Models.of(models.pair, drafter)
 
 
+@pytest.mark.slow
 def test_a_draft_models_drafts_are_accepted_as_its_rows_say(
     models: Models, prompts: list[Prompt], settings: LimitsSettings, records: list[Record]
 ) -> None:

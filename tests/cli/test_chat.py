@@ -81,7 +81,7 @@ def test_json_tells_what_was_read_and_what_was_known(call: Call, chat_folder: Pa
     assert first["dropped"] == 0 and first["seconds"] > 0
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("temperature", ["0", "1"])
 @pytest.mark.parametrize("drafting", [["ngram"], ["none"], ["model"], ["lookup-first"], ["model", "--tree", "2,1"]])
 def test_every_drafter_answers_and_the_seed_fixes_the_conversation(

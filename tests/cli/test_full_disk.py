@@ -24,6 +24,7 @@ def generated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return exit_code_of(lambda: app(standalone_mode=False))
 
 
+@pytest.mark.long(1)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("lacks", ["fsync", "mkdir"])
 def test_one_sentence_says_that_texts_are_not_kept(

@@ -86,7 +86,7 @@ def test_compare_measures_the_speed_up_in_the_same_run(
     assert compared["speedup"] == sorted(compared["speedups"])[2]
 
 
-@pytest.mark.long(7)
+@pytest.mark.long(3)
 @pytest.mark.parametrize("drafter", ["ngram", "none", "model", "lookup-first", "jacobi", "lookahead", "ouroboros"])
 @pytest.mark.parametrize("verifier", ["auto", "naive"])
 def test_every_drafter_gives_the_greedy_text(
@@ -292,6 +292,7 @@ def test_the_defaults_are_those_of_python(
 PAIR = Path(polydraft.__file__).parent / "data" / "pair"
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("drafter", "tree", "name"),
     [("model", "3", "block head"), ("lookup-first", "3", "lookup-first (block head)"), ("ngram", "3", "ngram")],

@@ -56,6 +56,7 @@ def texts(path: Path) -> dict[Any, str]:
     return {line["id"]: line["text"] for line in lines(path) if "text" in line}
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("heat", ["0", "0.8"])
 def test_every_text_is_what_its_prompt_gets_alone(
     heat: str,

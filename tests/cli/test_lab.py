@@ -48,6 +48,7 @@ def test_help_of_an_installed_package_says_that_they_need_a_checkout(installed: 
     assert called(installed, "bench", "pases").stderr.startswith("polydraft: No such command 'pases'. Did you mean")
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("call", CALLS)
 def test_they_join_in_a_checkout(call: str) -> None:
     ended = called(SOURCE, *call.split(), "--help")

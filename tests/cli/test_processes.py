@@ -117,7 +117,7 @@ BAD: dict[str, tuple[Sequence[bytes | str], str]] = {
 }
 
 
-@pytest.mark.long(6)
+@pytest.mark.long(3)
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_call_is_one_sentence_and_exit_code_2(case: str, call: Call, tmp_path: Path) -> None:
     arguments, sentence = BAD[case]

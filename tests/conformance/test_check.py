@@ -55,6 +55,7 @@ def checked(generate: Many, samples: int = 1000, **options: object) -> LawReport
     return check(generate, models()[0], PROMPTS, batch_size=500, most_samples=samples, **options)
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize(
     ("maker", "options"),
     [
@@ -123,7 +124,7 @@ WRONG: dict[str, Many] = {
 NEEDED = {"duplicates skipped": 1}
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_generation_is_caught(name: str) -> None:
     with torch.random.fork_rng(devices=[]):

@@ -10,6 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 FOUND = list(re.finditer(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize(
     "snippet", FOUND, ids=lambda one: f"line {PAGE.read_text()[: one.start(1)].count(chr(10)) + 1}"
 )

@@ -172,7 +172,7 @@ def check_laws(draft: Draft, scheme: Scheme) -> None:
             assert all(total == pytest.approx(round(total), abs=1e-6) and total < 1.5 for total in totals)
 
 
-@pytest.mark.long
+@pytest.mark.long(45)
 @pytest.mark.parametrize("policy", POLICIES, ids=["chain", "widths", "eagle"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
@@ -216,7 +216,7 @@ def test_what_tables_and_the_engine_ask(member: str) -> None:
     assert bool(drafter.needs.riders) == (member == "lookahead")
 
 
-@pytest.mark.long
+@pytest.mark.long(34)
 @pytest.mark.parametrize(("member", "scheme"), PAIRED, ids=lambda one: getattr(one, "name", one))
 def test_the_same_noise_gives_the_same_draft(member: str, scheme: Scheme) -> None:
     drafter, text, policy = MEMBERS[member](), text_of(ROWS), Fixed(EAGLE_25)

@@ -127,6 +127,7 @@ def same(one: Draft, row: int, other: Draft, place: int) -> None:
     torch.testing.assert_close(rows, other.probs[place, :nodes][drawn_from], rtol=0, atol=1e-10)
 
 
+@pytest.mark.long(26)
 @each_pair
 @each_newcomer
 @pytest.mark.parametrize("before", [0, 3])

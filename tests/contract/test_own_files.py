@@ -295,6 +295,7 @@ def test_the_drafter_that_samples_runs_as_it_stands(temperature: float, tmp_path
             named["Unigram"]().check(scheme)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 def test_a_drafter_of_fewer_tokens_than_it_says_does_not_pass_unseen(command: Command) -> None:
     page = next(one for one in SAMPLED if "class Unigram" in one)

@@ -146,6 +146,7 @@ def test_float32_rows_give_nearly_the_same_verdicts(verifier: TreeVerifier):
     assert int((exact.path != rounded.path).any(dim=-1).sum()) <= 1
 
 
+@pytest.mark.long(14)
 @each_known
 def test_accepted_lengths_have_the_expected_mean(verifier: PathVerifier):
     noise = Noise.from_seed(9, 1000)

@@ -68,7 +68,7 @@ def over_a_prediction(_: Path, seed: int) -> list[int]:
     return texts(seed, PredictedDrafter(written))[0]
 
 
-@pytest.mark.long(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [over_a_store, over_a_pool, over_a_prediction])
 def test_a_seed_that_is_used_again_follows_the_law(again: Callable[[Path, int], list[int]], tmp_path: Path) -> None:
     """What is drafted is what the seed wrote before. With the same numbers a rejected token's place was drawn again.

@@ -58,6 +58,7 @@ def alone(target: PreTrainedModel, name: str, seed: int, **options: Any) -> list
     return output.sequences[0, prompt.shape[1] :].tolist()
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_rows_of_lookups_may_belong_to_others(heat: float, target: PreTrainedModel, model: ModelDrafter) -> None:
     """A draft by rows of which one piece has only rows that other texts took over."""
@@ -241,7 +242,7 @@ class Reading(Drafter):
         return Seen(tuple(after))
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("lookups", [False, True])
 def test_states_of_all_tokens_are_handed_out_also_of_those_that_others_drafted(

@@ -108,7 +108,7 @@ def test_greedy_text_and_end_are_those_of_plain_decoding(kind: str, drafted: int
         assert least >= 0 or not plain[1], plain
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_texts_end_where_they_come_to_it(kind: str) -> None:
     """Some seeds come to the dead end and some do not; those that do end behind its token, and no others."""

@@ -172,6 +172,7 @@ def test_a_row_is_what_it_is_alone(policy: str, verifier: TreeVerifier) -> None:
         ]
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("policy", ["best-first:8", "adaptive:6:0.4", "confident:3,2,1:0.2"])
 def test_texts_join_a_running_batch(policy: str) -> None:
     shape = parse_policy(policy)
@@ -227,6 +228,7 @@ def joint_p_value(texts: Tensor, prompt: list[int]) -> float:
     return float(chi2.sf(float(((seen - wanted) ** 2 / wanted.clamp_min(1e-9)).sum()), len(wanted) - 1))
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("policy", [LATE, Confident((1, 2, 1), 0.4)], ids=str)
 def test_texts_of_the_default_verifier_follow_the_target(policy: TreePolicy) -> None:
     target_model, draft = small_pair()

@@ -79,7 +79,7 @@ def plain(pair: Pair, ids: Tensor, grammar: Grammar, **options: Any) -> Tensor:
     return pair.target.generate(ids, logits_processor=masks, **{**usual, **options})
 
 
-@pytest.mark.long
+@pytest.mark.long(3)
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda one: one.kind)
 @pytest.mark.parametrize("drafter", ["none", None, "model", "ngram"])
 def test_greedy_text_is_hugging_faces(pair: Pair, ids: Tensor, grammar: Grammar, drafter: Any) -> None:
@@ -141,6 +141,7 @@ def test_processors_and_filters_stand_around_it(pair: Pair, ids: Tensor) -> None
     )
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 0.01, "top_k": 0}, {"typical_p": 0.3}, {"min_p": 0.9}])
 def test_filters_act_on_masked_rows(pair: Pair, ids: Tensor, filters: dict[str, Any]) -> None:
     """A filter never leaves a grammar without a token, for it sees none but the grammar's."""

@@ -124,7 +124,7 @@ def name(value: object) -> str:
     return f"{value.name} ({value.scheme.name})" if isinstance(value, NodeVerifier) else str(value)
 
 
-@pytest.mark.long(24)
+@pytest.mark.long(16)
 @pytest.mark.parametrize(("drafter", "rule", "policy"), TRIPLES, ids=name)
 def test_every_triple_reproduces_plain_decoding(drafter: str, rule: NodeVerifier, policy: str) -> None:
     output = generate(drafter, rule, POLICIES[policy])
@@ -137,6 +137,7 @@ def test_every_triple_reproduces_plain_decoding(drafter: str, rule: NodeVerifier
         assert output.statistics.block_efficiency > 1
 
 
+@pytest.mark.long(12)
 @pytest.mark.parametrize("kind", TREE_KINDS)
 @pytest.mark.parametrize("drafter", ["none", "model", *GIVEN])
 def test_every_family_reproduces_hugging_face(kind: str, drafter: str) -> None:
@@ -145,6 +146,7 @@ def test_every_family_reproduces_hugging_face(kind: str, drafter: str) -> None:
     assert output.finish == ("length",) * len(PROMPTS)
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("drafter", ["none", "model", *GIVEN])
 def test_a_repetition_penalty_sees_each_nodes_own_path(drafter: str, side: str) -> None:

@@ -349,7 +349,7 @@ FEW = ("plain, sampled", "n-gram, greedy", "model, greedy", "model, dynamic", "e
 """The cases of the ordinary suite; the slow one has them all, at more lines."""
 
 
-@pytest.mark.long(4)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", [*FEW, "planner, greedy"])
 def test_an_interrupt_at_any_line_loses_nothing(name: str) -> None:
     lines_apart = 37 * [*CASES].index(name)
@@ -385,6 +385,7 @@ def test_an_interrupt_before_or_after_any_call_loses_nothing(name: str) -> None:
             check(case, run, at)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 def test_an_interrupt_loses_nothing_where_prompts_have_drafters_of_their_own(heat: float) -> None:
     case = CASES["model, sampled" if heat else "model, greedy"]
@@ -435,6 +436,7 @@ class Never(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("error", [Interrupt, OSError], ids=["interrupt", "error"])
 @pytest.mark.parametrize("begin", [started, many], ids=["run", "many"])
 def test_an_error_in_what_the_user_gave_loses_nothing(

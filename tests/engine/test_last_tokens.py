@@ -58,6 +58,7 @@ def generate(drafter: Any, new: int, ids: Tensor = PROMPT, **options: Any) -> Ge
     return output
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_call_of_one_token_drafts_nothing(name: str, heat: float) -> None:

@@ -57,6 +57,7 @@ def alone(name: Hashable, seed: int, **options: Any) -> list[int]:
     return output.sequences[0, prompt.shape[1] :].tolist()
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("heat", [0.0, 0.8])
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_text_is_that_of_its_prompt_alone_whatever_the_batch_and_the_order(size: int, heat: float) -> None:

@@ -122,7 +122,7 @@ def turns(served: Served, methods: Sequence[Method]) -> list[tuple[int, int]]:
     return known
 
 
-@pytest.mark.long
+@pytest.mark.long(7)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("name", [*TEXT, *DRAFTED, *HEADS])
 def test_the_next_turn_reads_what_is_new_and_is_what_it_is_alone(name: str, heat: float) -> None:
@@ -130,6 +130,7 @@ def test_the_next_turn_reads_what_is_new_and_is_what_it_is_alone(name: str, heat
     assert known == [(count - 1, count) for _, count in known]
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("names", [("model", "route", "merge"), ("lookahead", "a block head", "model")])
 def test_turns_with_methods_of_their_own_stand_beside_each_other(names: Sequence[str], heat: float) -> None:
@@ -325,7 +326,7 @@ def test_where_nobody_waits_the_most_is_read() -> None:
     assert seen[:2] == [40, 31]
 
 
-@pytest.mark.long
+@pytest.mark.long(3)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["none", "recycling", "lookahead", "ouroboros", "model", "a block head"])
 def test_no_text_depends_on_chunks_that_change(name: str, heat: float) -> None:

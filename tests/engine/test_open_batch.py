@@ -117,7 +117,7 @@ def method_of(name: str, heat: float, kind: str = "llama") -> Method:
     return chosen_method(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
 
 
-@pytest.mark.long
+@pytest.mark.long(3)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("size", "chunk", "keeps"), [(1, None, 0), pytest.param(3, 4, 0, marks=pytest.mark.slow), (3, 4, 3), (8, 2, 8)]
@@ -131,6 +131,7 @@ def test_every_text_is_what_it_is_alone(name: str, size: int, chunk: int | None,
         assert not any(written.known)
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_texts_with_methods_of_their_own_stand_beside_each_other(heat: float, order: int) -> None:

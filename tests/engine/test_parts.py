@@ -94,7 +94,7 @@ def found(one: Completed) -> tuple[list[int], int, int]:
 # Drafters, verifiers and trees of single prompts.
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 3, len(PROMPTS)])
 def test_every_row_is_drafted_and_verified_as_it_is_alone(size: int, heat: float) -> None:
@@ -228,6 +228,7 @@ def with_failing(drafter: Failing, size: int, heat: float) -> tuple[dict[Hashabl
     return {one.name: one for one in run}, run.statistics.fallback
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_drafter_that_fails_costs_its_own_rows_their_drafts_and_later_ones_none(size: int, heat: float) -> None:

@@ -166,7 +166,7 @@ def counted(model: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.long(12)
+@pytest.mark.long(5)
 @every_case
 def test_a_second_turn_is_the_text_of_a_fresh_call_and_reads_only_what_is_new(case: Case) -> None:
     text, past = first_turn(case)
@@ -186,7 +186,7 @@ def test_a_second_turn_is_the_text_of_a_fresh_call_and_reads_only_what_is_new(ca
     assert (fresh.statistics.prompt_read, fresh.statistics.prompt_known) == (len(asked), 0)
 
 
-@pytest.mark.long(8)
+@pytest.mark.long(4)
 @every_case
 def test_a_past_may_be_used_twice_and_parts_with_the_text_where_that_is_another(case: Case) -> None:
     text, past = first_turn(case)
@@ -223,7 +223,7 @@ def test_many_turns(case: Case) -> None:
     assert past is not None and past.text.tokens.shape == (1, len(text) - 1)
 
 
-@pytest.mark.long(8)
+@pytest.mark.long(3)
 @pytest.mark.parametrize("steps", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 @every_case
 def test_a_run_that_was_left_has_the_past_of_what_it_wrote(case: Case, steps: int) -> None:
@@ -245,6 +245,7 @@ class Interrupt(KeyboardInterrupt):
     """Somebody pressed Ctrl-C."""
 
 
+@pytest.mark.long(8)
 @pytest.mark.parametrize("part", ["draft", "commit", "verify", "keep"])
 @some_cases
 def test_a_run_that_was_interrupted_has_the_past_of_what_was_complete(case: Case, part: str) -> None:

@@ -233,7 +233,7 @@ ROWWISE: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long(10)
+@pytest.mark.long(4)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("options", [*FORKED.values(), *ROWWISE.values()], ids=[*FORKED, *ROWWISE])
 def test_the_greedy_text_is_hugging_faces_and_was_drafted(options: Callable[[], dict[str, Any]], rows: int) -> None:
@@ -259,6 +259,7 @@ def test_what_cannot_be_copied_is_decoded_plainly_and_said(kind: Callable[[], An
         both(2, listed(kind))
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("policy", [Chain(2), Widths((2, 1))], ids=["chain", "tree"])
 def test_sampled_text_follows_the_law_of_a_counting_processor(policy: Chain | Widths) -> None:
     """Chi-square on two tokens, rare pairs together: if the law is right, one choice of seeds in a million fails."""
@@ -387,6 +388,7 @@ def of_functions() -> list[Callable[[], Any]]:
     return [*makers, OfNumbers, *(lambda token=token: Flagged(token) for token in (12, 20, 29, 5, 14))]
 
 
+@pytest.mark.long(7)
 @pytest.mark.filterwarnings("ignore:.*without drafts")
 @pytest.mark.parametrize("place", range(15))
 def test_state_kept_anywhere_gives_hugging_faces_text(place: int) -> None:

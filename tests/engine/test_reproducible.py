@@ -71,6 +71,7 @@ def plain(seed: int) -> list[int]:
     return generated(WAYS["no drafts"], seed).sequences[0].tolist()
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize("way", list(WAYS)[1:])
 def test_the_text_for_a_seed_is_the_same_whatever_drafts_it(way: str) -> None:
     accepted = 0

@@ -155,7 +155,7 @@ def well(name: str, heat: float) -> dict[Any, Any]:
 OTHERS = [name for name in PROMPTS if name != "poisoned"]
 
 
-@pytest.mark.long
+@pytest.mark.long(7)
 @pytest.mark.parametrize("heat", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("verb", ["draft", "commit", "read", "finish"])
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -188,6 +188,7 @@ class Sick(HuggingFaceModel):
         return replace(found, logits=found.logits.masked_fill((scored % 4 == 2).unsqueeze(-1), torch.nan))
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("policy", [Chain(4), Widths((2, 1)), BestFirst(6)], ids=repr)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_rows_that_are_no_numbers_cost_nobody_else_a_draft(heat: float, policy: TreePolicy) -> None:
@@ -261,6 +262,7 @@ def come_and_gone(drafter: Drafter, heat: float) -> dict[Any, list[Any]]:
     return found
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("verb", ["put", "cut"])
 def test_an_error_as_texts_come_and_go_costs_no_draft_and_is_no_failure(verb: str, heat: float) -> None:
@@ -340,6 +342,7 @@ def test_the_law_is_the_targets_whatever_an_error_in_a_batch_follows_from(parts:
     assert failures and distance(law, TOY.texts(TEXTS[0], 2)) < 1e-12
 
 
+@pytest.mark.slow
 def test_to_drop_what_a_row_has_drawn_for_what_it_is_would_be_seen() -> None:
     drafter = Unparted(Dicey(0, False, loses=True))
     law, _ = law_of(TOY, drafter, BlockVerification(), Chain(2), TEXTS, 2, steps=1)
@@ -416,6 +419,7 @@ def test_drafts_that_come_in_pieces_are_compared_with_what_was_drawn_too(wrapped
     assert failures and distance(law, TOY.texts(texts[0], 2)) < 1e-7
 
 
+@pytest.mark.long(2)
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["lookup first", "route"])

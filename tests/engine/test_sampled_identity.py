@@ -22,7 +22,7 @@ from polydraft.trees import TreePolicy
 from polydraft.verifiers import NodeVerifier
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize(("drafter", "rule", "policy"), TRIPLES[::2], ids=lambda one: getattr(one, "name", None))
 def test_texts_follow_the_targets_law(drafter: str, rule: NodeVerifier, policy: TreePolicy) -> None:
     counts, statistics = sampled_counts(drafter, rule, policy)
@@ -34,7 +34,7 @@ def test_texts_follow_the_targets_law(drafter: str, rule: NodeVerifier, policy: 
 WITHOUT_REPLACEMENT = RecursiveRejectionWithoutReplacement()
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("drafter", "rule", "options", "samples"),
     [

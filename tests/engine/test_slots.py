@@ -80,7 +80,7 @@ def alone(place: int, drafter: Drafter, **options: object) -> list[int]:
     return output.sequences[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.long
+@pytest.mark.long(4)
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", drafters())

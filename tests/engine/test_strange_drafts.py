@@ -238,6 +238,7 @@ def generate(drafter: Drafter, **options: Any) -> polydraft.GenerationOutput:
 SAMPLING = {"temperature": 0.9, "top_k": 0, "seed": 3, "verifier": TopDown(TopThenSampleRule())}
 
 
+@pytest.mark.long(16)
 @pytest.mark.parametrize(("bend", "said"), NONSENSE.values(), ids=[*NONSENSE])
 def test_nonsense_is_said_once_and_the_rest_is_decoded_plainly(bend: Callable[[Draft], Any], said: str) -> None:
     drafter = Bending(bend)
@@ -250,6 +251,7 @@ def test_nonsense_is_said_once_and_the_rest_is_decoded_plainly(bend: Callable[[D
     assert output.statistics.drafted > 0
 
 
+@pytest.mark.long(16)
 @pytest.mark.parametrize(("bend", "said"), NONSENSE.values(), ids=[*NONSENSE])
 def test_no_text_of_a_batch_is_lost(bend: Callable[[Draft], Any], said: str) -> None:
     prompts = [[3, 1, 4, 1, 5], [7], [2, 7, 1, 8]]
@@ -411,6 +413,7 @@ def world_for(kind: type[DeepWorld], scheme: Scheme, seed: int) -> DeepWorld:
     return kind.random(seed, members=2 if isinstance(scheme, Product) else 0)
 
 
+@pytest.mark.long(6)
 @each_rule
 def test_drafts_that_the_target_does_not_have_leave_the_law_as_it_is(
     verifier: PathVerifier, policy: TreePolicy
@@ -509,7 +512,7 @@ def counted(rows: list[list[int]]) -> Tensor:
     return torch.tensor([SMALL * first + second for first, second in rows]).bincount(minlength=SMALL**FEW).double()
 
 
-@pytest.mark.long(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verifier", "policy"),
     [

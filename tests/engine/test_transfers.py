@@ -63,7 +63,7 @@ def gained(block: Block) -> dict[int, Sequence[int]]:
     return {row: one.tokens for row, one in block.rows.items()}
 
 
-@pytest.mark.long
+@pytest.mark.long(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("drafts", [True, False])
@@ -105,7 +105,7 @@ TREES = [
 ]
 
 
-@pytest.mark.long(4)
+@pytest.mark.long(2)
 @pytest.mark.parametrize(("policy", "verifier"), TREES)
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_dynamic_tree_is_padded_and_its_growth_waits_once_a_depth_at_most(

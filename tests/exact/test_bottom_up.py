@@ -44,6 +44,7 @@ each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name
 INSTANCES = [(seed, 4, 3, 0.0) for seed in range(3)] + [(3, 3, 3, 0.6), (4, 4, 4, 0.15)]
 
 
+@pytest.mark.long(9)
 @each_case
 def test_three_tokens_follow_the_target_and_no_fewer_are_accepted_than_from_the_top_down(
     rule: ScalableVerifier, widths: tuple[int, int]

@@ -261,7 +261,7 @@ def test_one_step_that_fails_by_what_was_drawn(kind: type[Toy], rule: PathVerifi
     assert checked(SMALL, ModelDrafter(kind(2, 1)), rule, policy, [[0, 1, 0]], 3, steps=1) or policy.shape.depth == 1
 
 
-@pytest.mark.long
+@pytest.mark.long(5)
 @pytest.mark.parametrize(("rule", "policy"), TREES)
 @pytest.mark.parametrize("kind", [Toy, Unusable])
 def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: PathVerifier, policy: TreePolicy) -> None:
@@ -271,6 +271,7 @@ def test_one_step_on_a_device_that_is_not_waited_for(kind: type[Toy], rule: Path
     assert failures == ({f"InvalidProbabilities: {NO_LAW}"} if told else set())
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize(
     ("rule", "policy"),
     [
@@ -307,6 +308,7 @@ def test_riders_that_cannot_be_scored_cost_no_draft_that_was_drawn() -> None:
         assert {one.split(":")[0] for one in failures} == {"InvalidDraft"}
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("kind", [Around, Unkeeping, Ending])
 def test_all_steps_of_drafters_that_fail_between_them(kind: type[Around]) -> None:
     for rule, policy in ((TopDown(RecursiveRejection()), Chain(1)), (BlockVerification(), LEARNING)):
@@ -315,6 +317,7 @@ def test_all_steps_of_drafters_that_fail_between_them(kind: type[Around]) -> Non
             assert bool(failures) == (kind is not Around)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     "rule",
     [
@@ -334,7 +337,7 @@ def test_a_planner_that_chooses_by_all_it_may_see(rule: PathVerifier) -> None:
     assert chosen == {*Scheming.trees, True, False, *both}
 
 
-@pytest.mark.long
+@pytest.mark.long(5)
 @each_tree
 @pytest.mark.parametrize("there", ["host", "device"])
 def test_one_step_of_a_target_without_a_law_below_some_drafts(
@@ -364,6 +367,7 @@ class DeadEnd:
         return scores.masked_fill(dead.unsqueeze(-1), -torch.inf)
 
 
+@pytest.mark.long(10)
 @each_tree
 @pytest.mark.parametrize("keeps_state", [False, True])
 @pytest.mark.parametrize("raises", [False, True])
@@ -378,6 +382,7 @@ def test_one_step_with_a_processor_that_has_dead_ends(
     assert distance(law, SMALL.texts([0, 1, 0], 3)) < 1e-8 and not failures  # processors get single precision
 
 
+@pytest.mark.long(10)
 @each_tree
 @pytest.mark.parametrize("node", [1, -1])
 def test_one_step_of_a_drafter_that_raises_behind_growth_for_what_it_drew(
@@ -459,6 +464,7 @@ class Foreign(ModelDrafter):
         return draft, replace(state, reader=state.reader.grown(text, draft))
 
 
+@pytest.mark.long(5)
 @each_tree
 def test_one_step_of_a_drafter_that_spoils_what_it_is_asked_about(rule: PathVerifier, policy: TreePolicy) -> None:
     for drafter in (Foreign(SMALL_DRAFT), ModelDrafter(SMALL_DRAFT)):  # the second finds shared shapes as they were

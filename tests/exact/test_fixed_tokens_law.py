@@ -76,7 +76,7 @@ CASES = [pytest.param(name, ALONE, id=f"{name}-alone") for name in DRAFTERS] + [
 ]
 
 
-@pytest.mark.long(4)
+@pytest.mark.long(2)
 @pytest.mark.parametrize(("name", "prompts"), CASES)
 def test_all_steps(name: str, prompts: list[list[int]]) -> None:
     noting, new = Noting(DRAFTERS[name]()), 6 if len(prompts) == 1 else 3
@@ -88,6 +88,7 @@ def test_all_steps(name: str, prompts: list[list[int]]) -> None:
         assert noting.branches > 1, "siblings are verified too"
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", ["jacobi", "lookahead, prompt too", "ouroboros"])
 def test_three_tokens(name: str) -> None:
     drafter = OuroborosDrafter(Toy(3, 1), 1, 2, 2, 2, 3) if name == "ouroboros" else DRAFTERS[name]()

@@ -87,7 +87,7 @@ def processor(pattern: str, eos: frozenset[int] = frozenset((END,))) -> Stateles
     return Stateless(grammar.placed([len(PROMPT)], eos).rows[0], "grammar")
 
 
-@pytest.mark.long
+@pytest.mark.long(3)
 @pytest.mark.parametrize("pattern", PATTERNS[:2])
 @pytest.mark.parametrize(("rule", "policy"), TREES, ids=lambda one: getattr(one, "name", type(one).__name__))
 def test_the_law_is_that_of_masked_decoding(rule: PathVerifier, policy: TreePolicy, pattern: str) -> None:

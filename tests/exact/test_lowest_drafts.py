@@ -63,6 +63,7 @@ def test_prefixes_have_the_containment_of_the_law(k: int):
     np.testing.assert_allclose(found, law.missed_chain().numpy(), rtol=1e-12, atol=0)
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("case", MANY_DRAFTS, ids=str)
 def test_the_lowest_of_many_drafts_agrees_with_fractions(case: TwoWeights):
     """With odds cut to keep their products in range, the last case was wrong by 0.086."""

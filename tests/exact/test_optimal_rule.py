@@ -69,6 +69,7 @@ def test_it_is_exact_and_optimal(scheme: Scheme, k: int):
         check(scheme, k, target, draft, tail=0.3 * ((number + k) % 2))
 
 
+@pytest.mark.long(17)
 @each_case
 @settings(max_examples=5)
 @given(pair=pairs(most=5), tail=st.sampled_from([0.0, 1e-30, 0.25, 1.0]))
@@ -76,6 +77,7 @@ def test_it_is_exact_and_optimal_for_any_rows(scheme: Scheme, k: int, pair: tupl
     check(scheme, k, *pair, tail)
 
 
+@pytest.mark.long(17)
 @each_case
 @settings(max_examples=5)
 @given(pair=pairs(most=5), tail=st.sampled_from([0.0, 0.25]), scale=st.sampled_from([1e-12, 0.1, 0.5, 0.9, 1.0]))

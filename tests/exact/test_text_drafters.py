@@ -123,6 +123,7 @@ def test_a_merge_whose_split_is_learnt_between_steps(rule: PathVerifier, policy:
     assert later and all(1 in drafts for drafts in later), "one that was not kept makes a match likelier"
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("policy", [Chain(2), BestFirst(2, depth=2, children=2)], ids=["chain", "best first"])
 def test_a_merge_whose_rows_split_differently(policy: TreePolicy) -> None:
     """The first row's match is sure and takes a place, so that what was drawn there for its neighbour is nobody's."""

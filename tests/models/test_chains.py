@@ -119,7 +119,7 @@ def half_right(name: str) -> ModelDrafter:
     return ModelDrafter(HuggingFaceModel(other.eval()))
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FAMILIES])
 def test_greedy_text_is_hugging_faces(name: str) -> None:
     model = tiny(name)
@@ -156,6 +156,7 @@ def test_a_left_padded_batch_is_its_rows(name: str) -> None:
     assert found.sequences[1, 12:].tolist() == theirs(model, PROMPT[:7], 20)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", ["lfm2", "mamba2", "mpt"])
 def test_a_seed_gives_a_text_whatever_batch_it_is_in(name: str) -> None:
     model = tiny(name)
@@ -168,6 +169,7 @@ def test_a_seed_gives_a_text_whatever_batch_it_is_in(name: str) -> None:
     assert found[0] == found[2] == alone
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one != "lfm2")) for one in FAMILIES])
 @pytest.mark.parametrize("verifier", [TopDown(NaiveMatch()), BlockVerification()], ids=["naive", "block"])
 def test_sampled_text_has_the_models_law(name: str, verifier: Any) -> None:

@@ -13,6 +13,7 @@ from polydraft.models.compiled import LEVELS
 from polydraft.trees import Widths
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("widths", [(), LEVELS])
 @pytest.mark.parametrize("lengths", [[5], [5, 9, 1]])
 def test_compiled_passes_score_trees_like_plain_ones(widths: tuple[int, ...], lengths: list[int]) -> None:
@@ -23,6 +24,7 @@ def test_compiled_passes_score_trees_like_plain_ones(widths: tuple[int, ...], le
     assert len(compiled.passes.seconds) == 1, "both trees are of one shape, compiled once"
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("widths", [(), LEVELS])
 def test_hidden_states_leave_compiled_passes_and_the_model_keeps_no_hook(widths: tuple[int, ...]) -> None:
     model, layers = tiny_model(seed=1, max_position_embeddings=512), (0, 1, 2, "final")

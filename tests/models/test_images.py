@@ -36,7 +36,7 @@ def drafters(kind: str) -> dict[str, Drafter]:
     }
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in SEEING])
 def test_greedy_text_is_hugging_faces(kind: str) -> None:
     model = seeing(kind)

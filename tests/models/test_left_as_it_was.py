@@ -166,6 +166,7 @@ def test_after_an_interruption_in_a_pass_too(error: type[BaseException]) -> None
     assert calls == [False] * 5
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("way", [HuggingFaceModel, FusedModel, lambda model: CompiledModel(model, backend="eager")])
 def test_every_way_to_run_a_model(way: Callable[[PreTrainedModel], HuggingFaceModel]) -> None:
     model, plain = lent(), lent().eval()
@@ -206,6 +207,7 @@ def through_torch(model: PreTrainedModel) -> PreTrainedModel:
     return torch.load(buffer, weights_only=False)
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle, through_torch])
 def test_what_is_kept_with_a_model_stays_behind(way: Callable[..., PreTrainedModel], packed: bool) -> None:

@@ -41,6 +41,7 @@ def drafter(name: str) -> Any:
     return made[name]() if name in made else None if name == "default" else name
 
 
+@pytest.mark.long(8)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["none", "default", "ngram", "self:int8", "self:skip=1", "itself", "near", "half"])
@@ -65,6 +66,7 @@ def test_streams_and_many_prompts_under_autocast() -> None:
     assert found == dict(enumerate(expected[:, 8:].tolist()))
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma3_text", "deepseek_v2", "mamba2", "bloom", "minimax"])
 def test_other_types_under_autocast(kind: str) -> None:
     """Keys, values and states of other precisions than the model's, and of several at once."""
@@ -144,6 +146,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_what_torch_is_told_in_general_changes_no_text(name: str) -> None:
     model, ids = plain(), prompts(2)

@@ -77,7 +77,7 @@ def tiny(name: str, **changes: object) -> PreTrainedModel:
     return built(name, {**FAMILIES[name][0], **changes})
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in FAMILIES])
 def test_greedy_text_is_hugging_faces_far_beyond_the_window(name: str) -> None:
     model = tiny(name)
@@ -101,6 +101,7 @@ def test_greedy_text_is_hugging_faces_far_beyond_the_window(name: str) -> None:
     }
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text", "minicpm3"])
 def test_a_seed_gives_a_text_whatever_batch_it_is_in(name: str) -> None:
     model = tiny(name)

@@ -117,6 +117,7 @@ def test_bytes_are_told_of_tokens_of_every_kind() -> None:
     assert bytes_of(byte_level(), len(byte_level()) + 5) == b""
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize("kind", ["byte-level", "embedded", "word-piece", "suffix"])
 @pytest.mark.parametrize("skipped", [True, False])
 def test_the_pieces_of_any_tokens_are_the_whole_text(kind: str, skipped: bool) -> None:

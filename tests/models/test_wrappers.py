@@ -92,6 +92,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.long(15)
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("drafter", [None, "none", "self:int8", "self:skip=1", "itself"])
@@ -231,6 +232,7 @@ OFFLOADED: dict[str, Callable[[Any, Path], object]] = {
 }
 
 
+@pytest.mark.long(2)
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("way", OFFLOADED)
 def test_weights_that_are_offloaded_are_brought_for_passes(way: str, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ RULES = [
 ]
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize(("rule", "policy"), RULES, ids=str)
 def test_four_tokens_follow_the_target(rule: PathVerifier, policy: TreePolicy) -> None:
     target, prompt = Toy(), [0, 2, 1, 1]
@@ -38,6 +39,7 @@ def test_two_rows_follow_the_target() -> None:
     assert not failures and distance(found, target.texts(prompts[0], 3)) < 1e-12
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize("keys", [Recent(), Recent(0, 1), Recent(1, 2), Recent(4, 2)], ids=str)
 @pytest.mark.parametrize("policy", [3, "2,2,1", "best-first:6x3:3"])
 def test_greedy_texts_are_plain_ones(keys: Recent, policy: object, beside: Any) -> None:

@@ -48,6 +48,7 @@ class EarlyExit(Drafter):
     def commit(self, state: None, step: Step) -> None: ...
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("policy", [4, "2,2,1"])
 @pytest.mark.parametrize("resumes", [False, True])
 def test_the_targets_own_keys_serve_its_first_layers(

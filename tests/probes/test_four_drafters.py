@@ -31,6 +31,7 @@ class Failing(ModelDrafter):
         return super().draft(state, request)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_row_has_its_own_and_its_single_text(temperature: float, target: PreTrainedModel) -> None:
     draft = HuggingFaceModel(perturbed(target, 0.1))

@@ -334,6 +334,7 @@ def test_a_compact_view_sees_its_slots_alone() -> None:
         close(one.score(text_of([longer[row]]), of(deeper, [row]))[0].logits[0], batch[row])
 
 
+@pytest.mark.long(7)
 @pytest.mark.parametrize("kind", [kind for kind in TREE_KINDS if kind != "gpt2"])
 @pytest.mark.parametrize(
     "rows", [EVEN, ROWS, ROWS[:1], [[7]], [[7], [9]]], ids=["even", "batch", "one", "a token", "tokens"]

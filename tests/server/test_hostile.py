@@ -89,6 +89,7 @@ def test_an_error_of_ours_is_logged_as_such_and_has_its_id(
     assert [one.told["status"] for one in caplog.records if one.getMessage() == "request"] == [500]  # pyright: ignore
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("large", [False, True])
 def test_large_answers_are_made_beside_the_event_loop(
@@ -298,6 +299,7 @@ def test_prompts_that_are_told_are_scored_one_between_two_steps(served: LoadedMo
     assert not any(one.name == "gone" for one in said)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("goes_on", [True, False], ids=["in chunks", "a model that cannot go on"])
 def test_a_long_prompt_that_is_told_is_read_in_chunks(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     served, said, widths = load_served(Settings(chunk=32)), list[Event](), list[int]()

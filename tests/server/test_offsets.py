@@ -29,7 +29,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("fields", ASKED, ids=lambda one: ascii(one)[:60])
 def test_tokens_begin_where_streams_and_whole_answers_say(app: TestClient, fields: dict[str, Any]) -> None:
     whole = ask(app, logprobs=1, **fields)

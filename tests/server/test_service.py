@@ -280,7 +280,7 @@ def no_more(*_: object) -> Any:
     raise OSError("no more")
 
 
-@pytest.mark.long
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("fails", "status"),
     [(no_more, 500), (lambda history, scores: scores * 0 - torch.inf, 400), (lambda history, scores: "no", 400)],

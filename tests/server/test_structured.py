@@ -21,7 +21,7 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pair", "strict": True, "schema": SCHEMA}}
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     "fields",
     [{"response_format": FORMAT}, {"guided_json": SCHEMA}, {"structured_outputs": {"json": json.dumps(SCHEMA)}}],
@@ -45,7 +45,7 @@ COMPACT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("fields", COMPACT, ids=str)
 def test_json_has_no_blanks_where_none_are_wanted(app: TestClient, fields: dict[str, Any]) -> None:
     for choice in ask(app, seed=2, n=3, max_tokens=60, temperature=1.5, **fields)["choices"]:

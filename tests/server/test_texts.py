@@ -33,6 +33,7 @@ def test_a_seed_gives_the_text_of_the_single_run(app: TestClient, pair: Pair, he
     assert answer["usage"]["completion_tokens"] == 12 and answer["polydraft"]["seeds"] == [5]
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"echo": True}, {"n": 2}, {"stop": ["\n        r"]}])
 def test_a_stream_is_the_whole_in_pieces(app: TestClient, more: dict) -> None:
     fields = {"seed": 3, "temperature": 0.8, "max_tokens": 12, **more}
@@ -83,6 +84,7 @@ def test_texts_beside_others_are_what_they_are_alone(app: TestClient, pair: Pair
         assert answer["choices"][0]["text"] == text
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text_and_is_never_shown(app: TestClient, stream: bool) -> None:
     text = ask(app, seed=2, temperature=0, max_tokens=24)["choices"][0]["text"]
@@ -106,6 +108,7 @@ def test_stop_strings_can_be_kept_and_tokens_can_stop(app: TestClient) -> None:
     assert text.startswith(stopped["text"]) and len(pieces) > 1
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("drafter", ["none", "model", "merge"])
 def test_nothing_ends_a_text_before_it_has_so_many_tokens(app: TestClient, pair: Pair, drafter: str) -> None:
     fields = {"temperature": 0, "max_tokens": 24, "speculative": {"drafter": drafter}}
@@ -328,6 +331,7 @@ def test_tokens_go_in_and_out(app: TestClient) -> None:
     assert whole["choices"] == own["choices"]
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("plan", ["auto", "goodput"])
 def test_a_planner_chooses_the_trees_of_requests_without_a_seed(pair: Pair, plan: str) -> None:
     greedy = alone(pair, PROMPT, temperature=0, max_new_tokens=12)
@@ -413,7 +417,9 @@ def test_planners_are_told_of_as_many_rows_as_the_step_has(pair: Pair) -> None:
         writing.take(Ask(f"{number}", ("word " * words,), options={"do_sample": False}, max_tokens=12, ignore_eos=True))
     while not writing.idle:
         writing.step()
-    assert noted and all(rows == lessons <= scored for rows, lessons, scored in noted)
+    assert noted and all(0 < lessons <= rows <= scored for rows, lessons, scored in noted)
+    # nothing is drafted where one token is left to a text: a step of each at most
+    assert sum(rows - lessons for rows, lessons, _ in noted) <= 4
     counts = {rows for rows, _, _ in noted}
     assert counts >= {1, 2} and told[0].others == 0 and told[-1].rows <= max(counts)
     assert any(one.others and one.length for one in told), "one joined those in progress"

@@ -20,6 +20,7 @@ def test_brackets_in_texts_are_text() -> None:
                 check_brackets(more.replace(b'"a": "[', b'"a": ""'))
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("body", [b"[" * 4_000_000, b'"' + b"[" * 4_000_000, b'"[\\' * 1_300_000, b'["' * 2_000_000])
 def test_brackets_are_counted_in_no_time(body: bytes) -> None:
     begun = time.monotonic()

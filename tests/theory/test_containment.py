@@ -73,12 +73,14 @@ def check(scheme: Scheme, draft: Tensor, k: int) -> None:
     torch.testing.assert_close(inclusion(scheme, draft, torch.tensor(k)), 1 - alone, rtol=0, atol=1e-12)
 
 
+@pytest.mark.long(21)
 @each_case
 def test_containment_and_inclusion_agree_with_the_enumeration_of_all_drafts(scheme: Scheme, k: int):
     for draft in DRAFTS:
         check(scheme, draft, k)
 
 
+@pytest.mark.long(21)
 @each_case
 @settings(max_examples=15)
 @given(draft=st.integers(2, 5).flatmap(rows))
@@ -198,6 +200,7 @@ def test_two_drafts_have_the_closed_form():
     torch.testing.assert_close(chain.diff()[1:], steps, rtol=0, atol=1e-14)
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize("k", [3, 4, 8, 16, 17, 24])
 def test_equal_weights_have_the_hypergeometric_law(k: int):
     for size in (k, k + 1, 40, 200):
@@ -224,6 +227,7 @@ def successive_by_subsets(draft: list[float], k: int) -> Tensor:
     return torch.tensor(inside, dtype=torch.float64)
 
 
+@pytest.mark.long(7)
 @pytest.mark.parametrize("heavy_first", [True, False])
 @pytest.mark.parametrize("case", MANY_DRAFTS, ids=str)
 def test_many_drafts_of_two_weights_agree_with_fractions(case: TwoWeights, heavy_first: bool):

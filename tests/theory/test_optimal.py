@@ -67,6 +67,7 @@ def found(scheme: Scheme, draft: Tensor, target: Tensor, k: int) -> float:
     return float(optimal_set(scheme, draft, target, torch.tensor(k)).acceptance)
 
 
+@pytest.mark.long(13)
 @each_case
 def test_the_optimum_is_the_largest_transport_and_the_minimum_over_all_sets(scheme: Scheme, k: int):
     for target, draft in ZOO.values():
@@ -76,6 +77,7 @@ def test_the_optimum_is_the_largest_transport_and_the_minimum_over_all_sets(sche
             assert over_all_subsets(scheme, draft, scale * target, k) == pytest.approx(best, abs=1e-12)
 
 
+@pytest.mark.long(13)
 @each_case
 @settings(max_examples=12)
 @given(pair=pairs(2, 5), scale=st.sampled_from(SCALES))
@@ -301,6 +303,7 @@ def test_a_search_that_is_cut_short_says_so():
 # Degenerate rows and bad input.
 
 
+@pytest.mark.long(13)
 @each_case
 @settings(max_examples=10)
 @given(pair=pairs(3, 5))

@@ -63,6 +63,7 @@ def broken(page: Path, text: str) -> list[str]:
     return lost
 
 
+@pytest.mark.long(16)
 @pytest.mark.parametrize("snippet", [one for page in PAGES for one in snippets(page)], ids=str)
 def test_the_snippet_runs_on_its_own(snippet: Snippet) -> None:
     if "load_pair" in snippet.code and not PAIR.is_file():

@@ -165,7 +165,7 @@ def plan(kind: str, **changes: Any) -> HeadPlan:
     return HeadPlan(kind, HeadSize(**size), WRITING, recipe, **changes)
 
 
-@pytest.mark.long(6)
+@pytest.mark.long(3)
 @pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind, one in MAKERS.items() for form in one.forms])
 def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str, tmp_path: Path) -> None:
     asked = plan(kind, form=form, rows=16 if form in MAKERS[kind].fewer else None)
@@ -181,7 +181,7 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("term", ["gated", "rnn"])
 @pytest.mark.parametrize("form", MAKERS["dspark"].forms)
 def test_a_dspark_head_has_the_term_that_is_asked_for(term: str, form: str, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path
     assert again.drafting.overlap == pytest.approx(whole.drafting.overlap, abs=1e-6)
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("kind", "rows"), [("mixing", 16), ("dspark", None), ("medusa", None), ("eagle", None), ("eagle-3", 16)]
 )
@@ -255,6 +255,7 @@ def test_a_head_goes_on_from_the_weights_of_another(kind: str, rows: int | None,
     assert "It began with the weights of first." in (tmp_path / "second" / "README.md").read_text()
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(("first", "second", "term"), [("mixing", "dspark", "rnn"), ("dspark", "mixing", None)])
 def test_a_block_head_takes_the_layers_of_one_with_another_term(
     first: str, second: str, term: str | None, tmp_path: Path
@@ -452,7 +453,7 @@ def first_of(kind: str, loss: str) -> bool:
 LEARNT = [(kind, loss) for kind in MAKERS for loss in MAKERS[kind].losses]
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [pytest.param(kind, loss, marks=[] if first_of(kind, loss) else pytest.mark.slow) for kind, loss in LEARNT],

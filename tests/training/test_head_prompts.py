@@ -67,6 +67,7 @@ def test_what_cannot_be_made_is_said(script: ModuleType, files: Path) -> None:
     assert not (files / "prompts.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_the_library_is_pythons_own_without_tests(script: ModuleType) -> None:
     found = script.library()
     assert len(found) > 100 and any("class JSONEncoder" in one for one in found)

@@ -88,12 +88,18 @@ def digests() -> dict[str, str]:
 
 def blamed(error: BaseException) -> str:
     """Return where in a user's own file an error came from, and what it is; empty if it came from elsewhere."""
-    own = {module.__file__ for name, module in sys.modules.items() if name.startswith(OURS)}
-    if isinstance(error, SyntaxError) and error.filename in own:
-        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in own]
+    if isinstance(error, SyntaxError):
+        own = {module.__file__ for name, module in sys.modules.items() if name.startswith(OURS)}
+        if error.filename in own:
+            return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    places = [(frame.f_code.co_filename, line) for frame, line in frames if _is_own(frame.f_globals.get("__name__"))]
     said = " ".join(str(error).split()).rstrip(".")
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: {type(error).__name__}: {said}" if frames else ""
+    return f"{places[-1][0]}, line {places[-1][1]}: {type(error).__name__}: {said}" if places else ""
+
+
+def _is_own(module: object) -> bool:
+    return isinstance(module, str) and module.startswith(OURS)
 
 
 def _bound(drafter: "Drafter") -> Any:

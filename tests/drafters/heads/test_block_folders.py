@@ -70,6 +70,7 @@ def plain(shape: BlockShape) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long(14)
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize(
     "changes",

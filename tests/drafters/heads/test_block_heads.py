@@ -305,7 +305,7 @@ POLICIES = (
 )
 
 
-@pytest.mark.long(10)
+@pytest.mark.long(3)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("term", TERMS)
 def test_greedy_text_is_plain_text(term: str, policy: Any) -> None:
@@ -375,7 +375,7 @@ RULES = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.long(4)
 @pytest.mark.parametrize(("rule", "policy"), RULES, ids=lambda one: getattr(one, "name", repr(one)))
 @pytest.mark.parametrize("term", ["markov", "recurrent", "mixing", "selector"])
 def test_the_law_of_the_text_is_the_targets(term: str, rule: Any, policy: Any) -> None:

@@ -307,7 +307,7 @@ def test_rows_join_and_are_rewound(name: str, target: PreTrainedModel) -> None:
     assert state.resumes(known) and not state.resumes(begun(drafter_of(name), target, rows)[0])
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize(
     "policy",
@@ -371,6 +371,7 @@ def test_given_drafts_are_refused() -> None:
         drafter_of("one").check(Given())
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", ["one", "three"])
 @pytest.mark.parametrize(
     ("verifier", "policy"), [(BlockVerification(), Chain(2)), (TopDown(RecursiveRejection()), Widths((2, 1)))]

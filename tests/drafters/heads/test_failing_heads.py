@@ -112,6 +112,7 @@ FAILURES: dict[str, tuple[dict[str, bool], bool]] = {
 }
 
 
+@pytest.mark.long(6)
 @pytest.mark.parametrize("policy", [Chain(3), Widths((2, 1)), polydraft.BestFirst(6)], ids=repr)
 @pytest.mark.parametrize(("settings", "mended"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("name", HEADS)
@@ -135,6 +136,7 @@ def test_only_the_row_that_fails_loses_its_drafts(
     assert min(well) > 0 and found == [well[0], well[1] if mended else 0, well[2]]
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("name", HEADS)
 def test_texts_that_join_later_are_drafted_for_again(name: str) -> None:
     """The head fails for the first two texts of a running batch, and is well when the others come."""

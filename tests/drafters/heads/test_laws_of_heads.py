@@ -90,7 +90,7 @@ def test_no_rule_is_left_out() -> None:
     assert {"traversal", "recursive", "k-seq", "spec-hub", "importance-weighted", "race", "optimal"} <= lossless
 
 
-@pytest.mark.long(8)
+@pytest.mark.long(4)
 @pytest.mark.parametrize("case", [one for one in CASES if one.usual], ids=str)
 def test_every_rule_writes_the_targets_law_with_a_block_head(case: Case) -> None:
     check_law("block", case, 2)

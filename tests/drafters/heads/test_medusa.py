@@ -159,6 +159,7 @@ def test_heads_of_another_precision_draft_too() -> None:
 POLICIES = (Chain(5), Widths((3, 2, 1)), BestFirst(12), Fixed(MEDUSA_63))
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize("policy", POLICIES, ids=["chain", "widths", "best-first", "medusa"])
 @pytest.mark.parametrize("rows", ["own", "target"])
 def test_greedy_texts_are_plain_ones(policy: TreePolicy, rows: str) -> None:
@@ -189,6 +190,7 @@ def test_defaults_generate_at_any_temperature() -> None:
     assert found.sequences.shape == (1, 23) and not found.statistics.fallback
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("tokens", [None, torch.tensor([0, 2, 3])], ids=["all tokens", "three of five"])
 @pytest.mark.parametrize(
     ("rule", "policy"),

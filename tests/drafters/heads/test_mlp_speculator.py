@@ -70,6 +70,7 @@ def test_the_rows_of_a_path_are_those_of_the_formulas(scaled: bool) -> None:
             torch.testing.assert_close(rows[row, 0].double(), wanted, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("policy", [Chain(3), Chain(5), Widths((3, 2, 1)), BestFirst(9)], ids=repr)
 def test_greedy_text_is_plain_text_and_every_row_is_what_it_is_alone(policy: Any) -> None:
     target, drafter = tiny_model(vocab=VOCAB), speculator()
@@ -86,6 +87,7 @@ def test_greedy_text_is_plain_text_and_every_row_is_what_it_is_alone(policy: Any
     assert together[0].tolist() == alone[0].tolist()
 
 
+@pytest.mark.slow
 def test_the_law_of_texts_is_the_targets() -> None:
     target, drafter = Seen(2), speculator(width=4, vocab=2, inner=3)
     law, failures = law_of(

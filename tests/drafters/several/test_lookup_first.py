@@ -224,6 +224,7 @@ INNER = {
 TEXTUAL = [*INNER][3:]
 
 
+@pytest.mark.long(4)
 @pytest.mark.parametrize("inner", INNER)
 def test_greedy_texts_of_a_batch_are_those_of_plain_decoding(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, options = mixed(monkeypatch), {"temperature": 0, "max_new_tokens": 30}
@@ -234,7 +235,7 @@ def test_greedy_texts_of_a_batch_are_those_of_plain_decoding(inner: str, monkeyp
     assert any(seen) and found.statistics.block_efficiency > 1
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(2)
 @pytest.mark.parametrize(
     ("inner", "verifier", "policy"),
     [

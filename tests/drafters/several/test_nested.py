@@ -43,7 +43,7 @@ def of_choices(choices: Choices, inside: str, length: int) -> NestedDrafter:
     return NestedDrafter(Toy(2, seed=1), ModelDrafter(Toy(2, seed=2)), Chosen(rule, choices), policy, length)
 
 
-@pytest.mark.long
+@pytest.mark.long(1)
 @pytest.mark.parametrize("rule", [BlockVerification(), TopDown(SpeculativeSampling())], ids=["block", "token by token"])
 @pytest.mark.parametrize("inside", INSIDE)
 def test_over_all_draws_of_both_loops_the_law_is_the_targets(inside: str, rule: PathVerifier) -> None:
@@ -54,7 +54,7 @@ def test_over_all_draws_of_both_loops_the_law_is_the_targets(inside: str, rule: 
     assert distance(law, target.texts([1, 0, 1], 2)) < 1e-12 and not failures
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("rule", [BlockVerification(), TopDown(SpeculativeSampling())], ids=["block", "token by token"])
 def test_neighbours_that_gain_more_or_less_leave_a_rows_law_alone(rule: PathVerifier) -> None:
     target = Toy(2)
@@ -108,7 +108,7 @@ def failing(kind: str) -> tuple[Toy, ModelDrafter]:
     return middle, small
 
 
-@pytest.mark.long
+@pytest.mark.long(3)
 @pytest.mark.filterwarnings("ignore:.*drafter inside a loop failed", "ignore:.*decoded without drafts")
 @pytest.mark.parametrize("inside", [Chain(1), Chain(2)], ids=repr)
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def nested(target: Any, policy: TreePolicy = TWO, length: int = 4, **changes: An
     return NestedDrafter(middle, ModelDrafter(small), TopDown(RecursiveRejection()), policy, length, **changes)
 
 
-@pytest.mark.long
+@pytest.mark.long(1)
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("inside", [Chain(3), Widths((2, 1))], ids=repr)
 def test_a_row_of_a_ragged_batch_is_the_text_that_it_is_alone(inside: TreePolicy, heat: float) -> None:

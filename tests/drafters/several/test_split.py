@@ -147,7 +147,7 @@ def test_finished_steps_move_the_split_of_their_row() -> None:
 POLICIES = (Chain(6), Widths((2, 2, 1)), BestFirst(8, depth=6, children=2))
 
 
-@pytest.mark.long
+@pytest.mark.long(1)
 @pytest.mark.parametrize("policy", POLICIES, ids=["chain", "widths", "best first"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_of_a_batch_have_their_own_split(policy: TreePolicy, temperature: float) -> None:

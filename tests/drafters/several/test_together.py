@@ -70,7 +70,7 @@ def test_greedy_text_is_that_of_plain_decoding(name: str, policy: Any) -> None:
     assert found.statistics.drafted <= most * found.statistics.target_calls
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_texts_of_a_running_batch_are_those_of_single_calls(name: str) -> None:
     prompts = {place: row[: 3 + place % 4] for place, row in enumerate([*IDS, *IDS.flip(1)])}

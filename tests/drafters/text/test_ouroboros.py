@@ -232,6 +232,7 @@ def generated(drafter: Any, **options: Any) -> Any:
     )
 
 
+@pytest.mark.long(3)
 @pytest.mark.parametrize(
     "policy", [None, Chain(1), Chain(3), Chain(9), Widths((3, 2, 1)), TrunkThenBranch(2, (3, 1))], ids=str
 )

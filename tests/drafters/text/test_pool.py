@@ -163,6 +163,7 @@ def test_what_is_no_pool_at_all(tmp_path: Path) -> None:
         NgramPool.load(path)  # which would run what its maker pickled
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("flip", [0x01, 0x08, 0x80, 0xFF])
 def test_every_changed_byte_is_one_error_or_none(flip: int, tmp_path: Path) -> None:
     """Zip files and arrays raise many kinds of errors, of which some name a password or a kind of compression."""

@@ -219,6 +219,7 @@ def members(folder: Path) -> dict[str, Drafter]:
     }
 
 
+@pytest.mark.long(5)
 @pytest.mark.parametrize("member", ["alone", "with a store", "rest"])
 @pytest.mark.parametrize("policy", [None, WIDE, Chain(4), "best-first:8"], ids=["usual", "wide", "chain", "best"])
 def test_greedy_texts_are_those_of_plain_decoding(member: str, policy: Any, tmp_path: Path) -> None:
@@ -233,6 +234,7 @@ def test_greedy_texts_are_those_of_plain_decoding(member: str, policy: Any, tmp_
         assert own.sequences[0, -16:].tolist() == row[-16:].tolist()
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("member", ["alone", "with a store", "rest"])
 def test_texts_that_join_a_running_batch_are_what_they_are_alone(member: str, tmp_path: Path) -> None:
     prompts = {number: torch.tensor(row) for number, row in enumerate([*PROMPTS, *PROMPTS[::-1], [1, 2], [5]])}

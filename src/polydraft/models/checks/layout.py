@@ -30,10 +30,11 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
     Weights that are offloaded are on the meta device between passes.
     """
-    if model.device.type != "meta":
-        return model.device
+    first = model.device
+    if first.type != "meta":
+        return first
     devices = (getattr(hook, "execution_device", None) for hook in _hooks(model))
-    return next((torch.device(one) for one in devices if one is not None), model.device)
+    return next((torch.device(one) for one in devices if one is not None), first)
 
 
 def is_offloaded(model: nn.Module) -> bool:
