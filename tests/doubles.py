@@ -1,7 +1,8 @@
 """Small stand-ins for real models: random weights made from configurations, and a tokenizer built in memory."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from transformers import (
 from polydraft import rows as states
 from polydraft.drafters import Drafter, DraftRequest, Session, finished, is_sound
 from polydraft.errors import InvalidParameter
-from polydraft.models import LanguageModel, Layer
+from polydraft.models import HuggingFaceModel, LanguageModel, Layer
 from polydraft.reading import Features, Scored, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, Verdict, Widths, causal_mask, topology, tree_mask
@@ -141,6 +142,31 @@ def plain_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     """Return the logits after the last of these tokens, by an ordinary pass without cache."""
     with torch.no_grad():
         return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -1]
+
+
+def fused(model: object) -> HuggingFaceModel:
+    """Return a model that runs the fused pass; anything else is a failure."""
+    made = HuggingFaceModel(model)
+    assert made.fused is not None, made.why_not_fused
+    return made
+
+
+@contextmanager
+def passes_of(model: object, note: Callable[[tuple[int, int]], object] = id) -> Iterator[list[tuple[int, int]]]:
+    """Note rows and width of every pass of a model, whichever way it is run; hooks would keep it from being fused."""
+    seen, usual = list[tuple[int, int]](), HuggingFaceModel.forward
+
+    def forward(own: HuggingFaceModel, tokens: Tensor, *rest: Any, **named: Any) -> Any:
+        if own.model is model:
+            seen.append((len(tokens), tokens.shape[1]))
+            note(seen[-1])
+        return usual(own, tokens, *rest, **named)
+
+    HuggingFaceModel.forward = forward
+    try:
+        yield seen
+    finally:
+        HuggingFaceModel.forward = usual
 
 
 def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:

@@ -86,6 +86,7 @@ PRIVATE = (
     Private("_weight_int8pack_mm", "torch", "2.14.1", of("torch:ops.aten"), "drafts of the target in eight bits"),
     Private("_reorder_linear_weight", "torch", "2.14.1", of("torch:ops.mkldnn"), "packed weights on a CPU"),
     Private("_linear_pointwise", "torch", "2.14.1", of("torch:ops.mkldnn"), "the product with packed weights"),
+    Private("_is_mkldnn_bf16_supported", "torch", "2.14.1", of("torch:ops.mkldnn"), "whether packed bfloat16 pays"),
     Private("_is_avx512_bf16_supported", "torch", "2.14.1", of("torch:cpu"), "half precision in Muon on a CPU"),
     Private("_type_traits", "gguf", "0.19.0", of("gguf.quants:"), "which quantisations can be read"),
     Private(

@@ -19,7 +19,7 @@ KNOWN = {one.kind: one for one in known_families().types}
 @pytest.mark.parametrize("kind", registered_types())
 def test_every_type_does_what_the_table_says(kind: str) -> None:
     found = check_family(kind)
-    assert found.level == KNOWN[kind].level, found
+    assert (found.level, found.fused) == (KNOWN[kind].level, KNOWN[kind].fused), found
 
 
 def test_the_table_is_of_all_types_of_this_version_and_none_is_wrong() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from doubles import plain_logits, step_of, tiny_model
+from doubles import passes_of, plain_logits, step_of, tiny_model
 
 import polydraft.drafters.model
 from polydraft.drafters import DraftRequest, ModelDrafter, Session
@@ -256,10 +256,9 @@ def test_steps_without_drafts_are_caught_up_with(skipped: int, idle: bool) -> No
         state = drafter.commit(state, step_of(text, draft, verdict))
         rows = [[*row, token + 9] for row in rows]
         text, draft = batch_of(rows), Draft.nothing(batch_of(rows).last())
-    passes: list[int] = []
-    hook = drafter.model.model.register_forward_hook(lambda *_: passes.append(1))
-    caught_up, state = drafter.draft(state, DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows))))
-    hook.remove()
+    with passes_of(drafter.model.model) as passes:
+        asked = DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))
+        caught_up, state = drafter.draft(state, asked)
     assert len(passes) == 2, "what was missed is read in the root's pass"
     fresh, _ = drafter.draft(
         start(drafter, text), DraftRequest(text, IID(), Widths((2, 2)), Noise.from_seed(5, len(rows)))

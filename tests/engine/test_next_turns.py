@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import perturbed, tiny_model
+from doubles import passes_of, perturbed, tiny_model
 from families import built
 from heads import every_head
 from transformers import PreTrainedModel
@@ -94,15 +94,8 @@ class Served:
 def widths_of(served: Served) -> Iterator[list[int]]:
     """Note how many tokens every pass of the target is given."""
     seen = list[int]()
-
-    def note(_: object, __: object, options: dict[str, Any]) -> None:
-        seen.append(options["input_ids"].shape[1])
-
-    hook = target(served.kind).register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with passes_of(target(served.kind), lambda shape: seen.append(shape[1])):
         yield seen
-    finally:
-        hook.remove()
 
 
 def turns(served: Served, methods: Sequence[Method]) -> list[tuple[int, int]]:
@@ -262,13 +255,14 @@ class Ticking:
         return self.now
 
     def __enter__(self) -> None:
-        def passed(_: object, __: object, options: dict[str, Any]) -> None:
-            self.now += self.each + self.token * options["input_ids"].numel()
+        def passed(shape: tuple[int, int]) -> None:
+            self.now += self.each + self.token * shape[0] * shape[1]
 
-        self._hook = target().register_forward_pre_hook(passed, with_kwargs=True)
+        self._watch = passes_of(target(), passed)
+        self._watch.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._hook.remove()
+        self._watch.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(("each", "token"), [(1.0, 0.05), (0.1, 0.05), (0.0, 0.2), (3.0, 0.01)])

@@ -1,15 +1,13 @@
 """Texts of one running batch with drafters, verifiers and trees of their own, each the text that it is alone."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from doubles import Unparted, Whole, perturbed, tiny_model
-from torch import nn
+from doubles import Unparted, Whole, passes_of, perturbed, tiny_model
 from transformers import PreTrainedModel
 
 import polydraft
@@ -130,26 +128,13 @@ def test_options_and_drafters_of_one_prompt_go_together() -> None:
     assert found(done["last"]) == alone("last", done["last"].seed, drafter="ngram", **settings(1.0))
 
 
-@contextmanager
-def passes(model: nn.Module) -> Iterator[list[tuple[int, int]]]:
-    """Note the shape of every forward pass."""
-    seen: list[tuple[int, int]] = []
-    hook = model.register_forward_pre_hook(
-        lambda _, args, options: seen.append(tuple(options["input_ids"].shape)), with_kwargs=True
-    )
-    try:
-        yield seen
-    finally:
-        hook.remove()
-
-
 def test_prompts_that_name_the_same_share_their_passes() -> None:
     own = {"drafter": model(), "policy": Chain(2)}
     names = {"drafted": own, "both": {**own}, "last": {**own, "policy": Chain(3)}}
     options = {"drafter": "none", "batch_size": 3, **settings(0.0)}
-    with passes(draft()) as together:
+    with passes_of(draft()) as together:
         done = list(many(names, names, **options))
-    with passes(draft()) as apart:
+    with passes_of(draft()) as apart:
         for name in names:
             list(many({name: 0}, {name: names[name]}, **options))
     assert len(done) == 3 and all(one.accepted for one in done)
@@ -326,7 +311,7 @@ def test_a_long_prompt_is_read_between_the_steps_of_other_texts(name: str, heat:
     assert names(batch.texts) == ["short", None, None] and names(whole.texts) == ["short", "long", None]
     assert (names(batch.reading), batch.free, batch.joined) == (["long"], 1, 2) and not whole.reading
     chunks = -(-(len(LONG) - 1) // 3)
-    with passes(target()) as seen:
+    with passes_of(target()) as seen:
         for step in range(1, chunks + 1):
             for owner, tokens in texts_of(batch, 1).items():
                 first.setdefault(owner, []).extend(tokens)

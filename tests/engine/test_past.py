@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from doubles import perturbed, tiny_model
+from doubles import passes_of, perturbed, tiny_model
 from heads import every_head
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -43,7 +43,6 @@ from polydraft.drafters.model import ModelDraftState
 from polydraft.engine import Planner
 from polydraft.errors import InvalidParameter
 from polydraft.models import CompiledModel, HuggingFaceModel
-from polydraft.models.anatomy import WATCHING
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text
 from polydraft.trees import TreePolicy
@@ -154,16 +153,8 @@ def first_turn(case: Case) -> tuple[list[int], Past]:
 def counted(model: nn.Module) -> Iterator[list[int]]:
     """Count the tokens of every forward pass."""
     seen: list[int] = []
-
-    def note(_module: nn.Module, _args: object, options: dict[str, Any]) -> None:
-        seen.append(options["input_ids"].shape[1])
-
-    setattr(note, WATCHING, True)  # a hook that nobody knows makes another function of the model
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with passes_of(model, lambda shape: seen.append(shape[1])):
         yield seen
-    finally:
-        hook.remove()
 
 
 @pytest.mark.long(5)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import tiny_model
+from doubles import fused, tiny_model
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import polydraft
 from polydraft.errors import InvalidParameter, UnsupportedModel
-from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel, function_of, pack_linear_layers
+from polydraft.models import CompiledModel, HuggingFaceModel, function_of, pack_linear_layers
 from polydraft.models.anatomy import PackedLinear
 from polydraft.models.derived import derived
 
@@ -147,13 +147,12 @@ def test_passes_and_texts_change_no_function() -> None:
 
 def test_joined_weights_are_joined_anew() -> None:
     model: Any = tiny_model("llama", VOCAB).eval()
-    assert FusedModel(model).joined is FusedModel(model).joined
-    before = FusedModel(model).joined
+    before = fused(model).fused
+    assert fused(model).fused is before
     in_place(model.model.layers[0].mlp.up_proj.weight)
-    assert FusedModel(model).joined is not before
+    assert fused(model).fused is not before
     model.model.layers[0].mlp.register_forward_hook(double)
-    with pytest.raises(UnsupportedModel, match="hooks or other layers"):
-        FusedModel(model)
+    assert HuggingFaceModel(model).fused is None and "has a hook" in HuggingFaceModel(model).why_not_fused
 
 
 @pytest.mark.parametrize("change", ["an adapter is switched off", "a hook is added", "a setting is another"])

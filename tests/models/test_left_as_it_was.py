@@ -5,21 +5,21 @@ import io
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 import pytest
 import torch
-from doubles import broken, perturbed, scored, tiny_model
+from doubles import broken, fused, perturbed, scored, tiny_model
 from families import built
 from torch import nn
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.errors import InvalidProbabilities
-from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel, Layer
+from polydraft.models import CompiledModel, HuggingFaceModel, Layer
 from polydraft.models.anatomy import WATCHING, observed_layers, pack_linear_layers
 from polydraft.models.checks.layout import evaluating, settings_of, sizes_of
 
@@ -167,7 +167,9 @@ def test_after_an_interruption_in_a_pass_too(error: type[BaseException]) -> None
 
 
 @pytest.mark.long(1)
-@pytest.mark.parametrize("way", [HuggingFaceModel, FusedModel, lambda model: CompiledModel(model, backend="eager")])
+@pytest.mark.parametrize(
+    "way", [partial(HuggingFaceModel, fused=False), fused, lambda model: CompiledModel(model, backend="eager")]
+)
 def test_every_way_to_run_a_model(way: Callable[[PreTrainedModel], HuggingFaceModel]) -> None:
     model, plain = lent(), lent().eval()
     before = state_of(model)
@@ -190,7 +192,7 @@ def noted(packed: bool) -> PreTrainedModel:
     model = tiny_model(dtype=torch.float32, hidden_size=512, intermediate_size=640, max_position_embeddings=512)
     if packed:
         pack_linear_layers(model)
-    FusedModel(model)
+    fused(model)
     scored(CompiledModel(model, backend="eager"), [5])
     assert {"polydraft_fused", "polydraft_passes", "polydraft_tried"} <= vars(model).keys()
     return model

@@ -9,7 +9,7 @@ from transformers import Gemma3Config, PreTrainedModel
 
 import polydraft
 from polydraft.models import HuggingFaceModel
-from polydraft.models.hugging_face import _context
+from polydraft.models.checks.layout import context_of
 
 SWITCH, HALF = 32, 4
 LONG = {
@@ -65,7 +65,7 @@ def test_text_is_hugging_faces_up_to_the_switch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_frequencies_that_grow_do_so_beyond_the_context(name: str) -> None:
+def test_frequencies_that_grow_do_so_beyond_thecontext_of(name: str) -> None:
     """Also behind a longer text of Hugging Face's, which has left grown frequencies."""
     kind, settings = GROWING[name]
     model = built(kind, {**settings, "max_position_embeddings": SWITCH})
@@ -77,4 +77,4 @@ def test_frequencies_that_grow_do_so_beyond_the_context(name: str) -> None:
 def test_the_text_part_of_a_configuration_is_read() -> None:
     text = {"rope_parameters": {"full_attention": LONG, "sliding_attention": PLAIN}, "max_position_embeddings": 128}
     config = Gemma3Config(text_config={**MIXED, **text, "num_hidden_layers": 4})
-    assert _context(config.get_text_config(decoder=True)) == SWITCH
+    assert context_of(config.get_text_config(decoder=True)) == SWITCH

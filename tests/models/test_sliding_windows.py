@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import tiny_model
+from doubles import fused, tiny_model
 from families import GREEDY, NEW, PROMPT, built, theirs
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
-from polydraft.models import CompiledModel, FusedModel, HuggingFaceModel
+from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.models.checks.layout import KeyWindow, cache_name, windows_of
 from polydraft.models.hugging_face import cache_bytes
 from polydraft.models.tiny import tiny_of_type
@@ -121,8 +121,8 @@ def test_fused_and_compiled_passes_follow_the_window() -> None:
     prompt, expected = PROMPT_OF_FEW, None
     plain = polydraft.generate(model, torch.tensor([prompt]), drafter="none", max_new_tokens=60, **GREEDY)
     expected = plain.sequences.tolist()
-    fused, compiled = FusedModel(model), CompiledModel(copy.deepcopy(model), backend="eager")
-    for drafter in (ModelDrafter(fused), ModelDrafter(compiled)):
+    joined, compiled = fused(model), CompiledModel(copy.deepcopy(model), backend="eager")
+    for drafter in (ModelDrafter(joined), ModelDrafter(compiled)):
         found = polydraft.generate(
             model, torch.tensor([prompt]), drafter=drafter, policy=Widths((2, 1, 1)), max_new_tokens=60, **GREEDY
         )

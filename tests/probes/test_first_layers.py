@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import passes_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.drafters import Drafter, DraftRequest, Needs, Session
-from polydraft.models.anatomy import WATCHING
 from polydraft.probs import SamplingParams, whole_row
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
@@ -55,19 +55,11 @@ def test_the_targets_own_keys_serve_its_first_layers(
     resumes: bool, policy: object, target: PreTrainedModel, beside: Any
 ) -> None:
     assert beside(EarlyExit(resumes), policy).statistics.accepted > 0
-    passes: list[int] = []
-    first = target.model.layers[0]
-
-    def count(part: Any, *_: Any) -> None:
-        if part is first:  # cut models have copies
-            passes.append(1)
-
-    setattr(count, WATCHING, True)  # else the model would be tried anew
-    first.register_forward_hook(count)
     ids = torch.tensor([[3, 1, 4, 1, 5]])
-    steps = polydraft.generate(
-        target, ids, drafter=EarlyExit(resumes), policy=policy, max_new_tokens=16
-    ).statistics.steps
+    with passes_of(target) as passes:  # cut models are others
+        steps = polydraft.generate(
+            target, ids, drafter=EarlyExit(resumes), policy=policy, max_new_tokens=16
+        ).statistics.steps
     assert len(passes) == 1 + (0 if resumes else steps), "after the prompt, verification runs the last layers alone"
 
 

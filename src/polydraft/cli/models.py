@@ -68,9 +68,10 @@ def _checked(kinds: Sequence[str], *, quiet: bool) -> Families:
 
 def _show(found: Families) -> None:
     console = new_console()
-    table = columns(("type", "level", "reason"))
+    table = columns(("type", "level", "pass", "reason"))
     for one in found.types:
-        table.add_row(one.kind, Text(one.level, STYLES[one.level]), Text(one.detail))
+        way = ("fused" if one.fused else "its own") if one.exact else ""
+        table.add_row(one.kind, Text(one.level, STYLES[one.level]), way, Text(one.detail))
     console.print(table)
     console.print()
     for level, count in Counter(one.level for one in found.types).most_common():
@@ -90,6 +91,8 @@ def markdown(found: Families) -> str:
         lines += [f"**{level}** ({len(own)} types): {MEANING[level]}.", ""]
         if level in ("trees", "chains"):
             lines += [", ".join(f"`{one.kind}`" for one in own) + ".", ""]
+            fused = [f"`{one.kind}`" for one in own if one.fused]
+            lines += [f"Of these, passes of {len(fused)} are fused: {', '.join(fused)}.", ""] if fused else []
         else:
             lines += ["| type | reason |", "|---|---|", *(f"| `{one.kind}` | {_cell(one.detail)} |" for one in own), ""]
     return "\n".join(lines)

@@ -38,11 +38,13 @@ class FamilyReport:
             no tiny model of the type could be made (`models.families`), or transformers does not generate with it;
             "wrong" if a text was another; "error" if there was a traceback.
         detail: the reason, or the case that failed.
+        fused: whether its passes are fused (`FusedPass`); else its own modules are called.
     """
 
     kind: str
     level: Level
     detail: str = ""
+    fused: bool = False
 
     @property
     def exact(self) -> bool:
@@ -131,7 +133,7 @@ def _compared(
     sampled = [_text(model, prompt, drafter=near, policy=policy, seed=7) for _ in range(2)]
     if not torch.equal(*sampled):
         return FamilyReport(kind, "wrong", "the same seed gave two texts")
-    return FamilyReport(kind, level)
+    return FamilyReport(kind, level, fused=door.fused is not None)
 
 
 def _text(model: Any, ids: Int[Tensor, "b t"], **options: Any) -> Int[Tensor, "b s"]:

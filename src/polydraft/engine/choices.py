@@ -134,7 +134,7 @@ def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafte
     """Turn what users pass into a drafter: a model drafts, compiled if asked."""
     if not isinstance(drafter, nn.Module):
         return drafter
-    return ModelDrafter(draft_model(drafter, compile=compile))
+    return ModelDrafter(draft_model(drafter, compile=True) if compile else HuggingFaceModel(drafter))
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:

@@ -18,7 +18,7 @@ from polydraft.engine.emission import Stopwatch
 from polydraft.engine.generate import stream
 from polydraft.engine.run import Run
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, shown
-from polydraft.models import HuggingFaceModel, LanguageModel, Pair, draft_model
+from polydraft.models import HuggingFaceModel, LanguageModel, Pair
 from polydraft.planning.acceptance import OBSERVED, RecordingVerifier, Visit, tally
 from polydraft.planning.costs import Curve, StepCosts
 from polydraft.planning.plan import Machine, PairIdentity, PairPlan, TunedTree, searched
@@ -320,7 +320,7 @@ def _drafter(pair: Pair) -> ModelDrafter:
         raise InvalidParameter("A plan is for a target and a draft model, and there is no draft model.")
     if not isinstance(pair.draft, nn.Module):
         raise InvalidParameter(f"A plan is for a draft model, and what drafts here is {shown(pair.draft)}.")
-    return ModelDrafter(draft_model(pair.draft))
+    return ModelDrafter(HuggingFaceModel(pair.draft))
 
 
 def _timing_text(prompts: Sequence[Int[Tensor, "1 _"]], tokens: int, room: int) -> Int[Tensor, "1 t"]:

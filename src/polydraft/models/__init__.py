@@ -7,8 +7,7 @@ from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_
 from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.trial import agree
-from polydraft.models.compiled import LEVELS, CompiledModel
-from polydraft.models.fused import FusedModel, draft_model
+from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
     OF_A_CALL_THAT_ENDS,
@@ -79,7 +78,6 @@ __all__ = [
     "Conversation",
     "Facts",
     "Forward",
-    "FusedModel",
     "Grammar",
     "HeldBack",
     "HuggingFaceModel",

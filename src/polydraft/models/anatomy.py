@@ -49,8 +49,12 @@ def weights_of(model: nn.Module) -> tuple[object, int]:
     Their places in memory, their versions, and a mark of their bits: a change by way of `weight.data` leaves place and
     version alone, so that a sample of entries is looked at.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    return tuple(map(_place, tensors)), _mark(tensors)
+    return places_of(model), _mark([*model.parameters(), *model.buffers()])
+
+
+def places_of(model: nn.Module) -> tuple[object, ...]:
+    """Return where a model's weights and buffers are, and their versions: what can be asked before every text."""
+    return tuple(map(_place, (*model.parameters(), *model.buffers())))
 
 
 def weight_of(weight: Tensor) -> tuple[object, int]:
@@ -310,7 +314,7 @@ def packed_product(
     weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None
 ) -> Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]:
     """Return rows -> rows @ weight.T + bias, over a packed copy of the matrix."""
-    return partial(_multiplied, packed=_packed(weight), bias=bias)
+    return partial(_POINTWISE, W=_packed(weight), B=bias, attr="none", scalars=[], algorithm="")
 
 
 def linear_of(weight: Float[Tensor, "o i"]) -> nn.Linear:
@@ -327,5 +331,8 @@ def _packed(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
 
 
+_POINTWISE = torch.ops.mkldnn._linear_pointwise
+
+
 def _multiplied(rows: Float[Tensor, "r i"], packed: Tensor, bias: Tensor | None) -> Float[Tensor, "r o"]:
-    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    return _POINTWISE(rows, packed, bias, "none", [], "")

@@ -202,6 +202,21 @@ class CompiledModel(HuggingFaceModel):
         return Forward(made[0][:, :width][:, -logits_to_keep:], hidden)
 
 
+def draft_model(model: object, *, compile: bool = False) -> HuggingFaceModel:
+    """Return the cheaper way to run a draft model: fused if it is of a known anatomy, else its own, compiled if asked.
+
+    Compiling is left to models that cannot be fused, and to GPUs: on a CPU fused passes were the faster ones.
+
+    Raises:
+        InvalidParameter: this is no model; the text says what to pass.
+        UnsupportedModel: it cannot score trees at all.
+    """
+    made = HuggingFaceModel(model)
+    if compile and (made.fused is None or made.device.type != "cpu"):
+        return CompiledModel(made.model, LEVELS)
+    return made
+
+
 class _SlotView(TreeCache):
     """A cache over given memory that writes to given slots and reads them all: nothing in it depends on the text."""
 

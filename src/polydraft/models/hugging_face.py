@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
-from polydraft.models.anatomy import check_packed, observed_layers
+from polydraft.models.anatomy import check_layer, check_packed, chosen_precision, observed_layers, places_of
 from polydraft.models.cache import TreeCache
 from polydraft.models.chain_models import (
     HANDED,
@@ -26,6 +26,7 @@ from polydraft.models.chain_models import (
 from polydraft.models.checks.layout import (
     FULL,
     KeyWindow,
+    context_of,
     device_of,
     evaluating,
     for_logits,
@@ -38,6 +39,7 @@ from polydraft.models.checks.layout import (
 from polydraft.models.checks.supported import check_model, counts_itself, remembers
 from polydraft.models.checks.trial import check_trial
 from polydraft.models.derived import kept, without_layers
+from polydraft.models.fused.fused_pass import FusedPass, fused_pass
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.sources import (
     ReadPrompt,
@@ -47,8 +49,6 @@ from polydraft.models.sources import (
     is_encoder_decoder,
 )
 
-SWITCHING, SWITCH = ("longrope", "su"), "original_max_position_embeddings"
-"""Rotations with one set of frequencies for short passes and one for long ones, and the setting that says how long."""
 TRIED = 4
 TOLERANCE = 0.02
 """How far the logits of a model that was cut may be from its own, relative to the largest; bfloat16 rounds so much."""
@@ -57,10 +57,11 @@ TOLERANCE = 0.02
 class HuggingFaceModel:
     """A Hugging Face causal model as polydraft's `LanguageModel`.
 
-    The model's own code runs unchanged: it receives a four-dimensional mask, one for each kind of layer if its layers
-    have windows of their own, explicit position ids and a `TreeCache`. No key is dropped, so a sliding window costs
-    memory, not exactness; where a trial shows that the model does not follow our masks of windows, the context is cut
-    to the smallest window.
+    A model whose anatomy is known runs the fused pass, the same function up to rounding (`FusedPass`); `why_not_fused`
+    says why another one does not. Its own code then runs unchanged: it receives a four-dimensional mask, one for each
+    kind of layer if its layers have windows of their own, explicit position ids and a `TreeCache`. No key is dropped,
+    so a sliding window costs memory, not exactness; where a trial shows that the model does not follow our masks of
+    windows, the context is cut to the smallest window.
 
     Models that cannot score trees score chains (`branches` is False): those with recurrent or convolutional layers,
     whose states the caller gives back before each pass, and those that count positions themselves, of which rows that
@@ -72,6 +73,7 @@ class HuggingFaceModel:
     Args:
         model: the model, on its device, in its precision. Of a wrapper (PEFT, torch.compile, data parallelism) the
             model inside is taken, with its adapters.
+        fused: whether passes are fused if the model is of a known anatomy; else its modules are called.
 
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
@@ -80,12 +82,12 @@ class HuggingFaceModel:
             score neither trees nor chains (`check_trial`). The text says which and what to do.
     """
 
-    def __init__(self, model: object) -> None:
+    def __init__(self, model: object, *, fused: bool = True) -> None:
         self.model = check_model(model)
         self.modules = tuple(self.model.modules())
         config = self.model.config.get_text_config(decoder=True)
         self.vocab_size: int = config.vocab_size
-        self.context: int = _context(config)
+        self.context: int = context_of(config)
         self.layers: int = config.num_hidden_layers
         self.width: int = config.hidden_size
         self.windows = windows_of(config)
@@ -101,16 +103,18 @@ class HuggingFaceModel:
         if self.encodes:
             self.layers = self.kept.layers
         check_packed(self.model)
+        self.fused: FusedPass | None = None
         tried = check_trial(self.model, self)
         self.counts, self.uncounted, self.crowded = tried.counts, tried.uncounted, tried.crowded
         if tried.windows is None:
             self.cut_to_windows()
         else:
             self.windows = tried.windows
+        self.why_not_fused = self._fuse() if fused else f"{type(self.model).__name__} was not to be fused."
 
     def plain(self) -> "HuggingFaceModel":
         """Return the model run by its own passes, which are the ones that trials look at."""
-        return self if type(self) is HuggingFaceModel else HuggingFaceModel(self.model)
+        return self if type(self) is HuggingFaceModel else HuggingFaceModel(self.model, fused=False)
 
     @property
     def facts(self) -> Facts:
@@ -123,6 +127,25 @@ class HuggingFaceModel:
     def device(self) -> torch.device:
         """The device of the model's passes."""
         return device_of(self.model)
+
+    def _fuse(self) -> str:
+        """Take the fused pass if there is one, and return why not; empty if there is."""
+        if self.states or self.counts or self.encodes or chosen_precision(self.device):
+            return f"{type(self.model).__name__} keeps its own passes: it scores chains, or runs under autocast."
+
+        def own(tokens: Tensor, places: Tensor, mask: Tensor) -> tuple[Forward, TreeCache]:
+            width = tokens.shape[1]
+            first, second = self.new_cache(1, width), self.new_cache(1, width)
+            for cache in (first, second):
+                cache.place(places[:, 0] * 0, width, width, places)
+            return self.scored(tokens, places, mask, first, tuple(range(self.layers + 1)), 0), second
+
+        self.fused_weights = (self.device, places_of(self.model))
+        try:
+            self.fused = fused_pass(self.model, [one.kind for one in self.windows], self.context, own)
+        except UnsupportedModel as reason:
+            return str(reason)
+        return ""
 
     def cut_to_windows(self) -> None:
         """End texts where the smallest window does, and give one mask to layers of all kinds."""
@@ -137,6 +160,9 @@ class HuggingFaceModel:
         Raises:
             UnsupportedModel: sources are given that the model cannot read; a decoder alone reads nothing but text.
         """
+        if self.fused is not None and self.fused_weights != (self.device, places_of(self.model)):
+            self.fused = None
+            self.why_not_fused = self._fuse()
         cache = self._empty(batch, capacity)
         if self.encodes:
             with torch.no_grad(), evaluating(self.modules):
@@ -192,7 +218,13 @@ class HuggingFaceModel:
             given = (own, tokens, positions, cache, starts, embeddings)
             return scored_by_count(*given, context=self.context, keep=logits_to_keep, alone=self.encodes)
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
-        return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
+        if self.fused is None or chosen_precision(self.device):
+            return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
+        for layer in hidden_layers:
+            check_layer(layer, self.layers)
+        masks, places = self.kind_masks(mask, positions, cache), cache.moved(positions)
+        with evaluating(self.modules):
+            return self.fused(tokens, places, masks, cache, logits_to_keep, hidden_layers, embeddings)
 
     def scored(
         self,
@@ -253,7 +285,9 @@ class HuggingFaceModel:
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Module):
             raise UnsupportedModel(f"{type(self.model).__name__} has no output head that can be called by itself.")
-        return head(states)
+        if self.fused is None or chosen_precision(self.device):
+            return head(states)
+        return self.fused.plan.head(states.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def output_rows(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k d"]:
         """Return the rows of the output head for some tokens, whose products with final states are their logits.
@@ -279,7 +313,8 @@ class HuggingFaceModel:
             UnsupportedModel: the model cannot be cut.
         """
         dropped = range(self._cut_at(count), self.layers)
-        return HuggingFaceModel(kept(self.model, dropped, lambda: without_layers(self.model, dropped)))
+        made = kept(self.model, dropped, lambda: without_layers(self.model, dropped))
+        return self._with_layers(made, slice(count))
 
     def last_layers(self, count: int) -> "HuggingFaceModel":
         """Return the model of all but the first `count` layers, which takes their output as embeddings.
@@ -289,7 +324,15 @@ class HuggingFaceModel:
             UnsupportedModel: the model cannot be cut, or does more to embeddings than to hand them to its first layer.
         """
         dropped = range(self._cut_at(count))
-        return HuggingFaceModel(kept(self.model, dropped, lambda: self._rest(dropped)))
+        return self._with_layers(kept(self.model, dropped, lambda: self._rest(dropped)), slice(count, None))
+
+    def _with_layers(self, model: PreTrainedModel, layers: slice) -> "HuggingFaceModel":
+        """Return a model of some of the layers, which shares the joined weights."""
+        made = HuggingFaceModel(model, fused=False)
+        if self.fused is not None:
+            made.fused, made.why_not_fused = self.fused.of_layers(layers), ""
+            made.fused_weights = (made.device, places_of(model))
+        return made
 
     def _cut_at(self, count: int) -> int:
         if not 0 < count < self.layers:
@@ -299,7 +342,7 @@ class HuggingFaceModel:
     def _rest(self, dropped: range) -> PreTrainedModel:
         """Leave the first layers out, and check on a few tokens that both parts together are the model."""
         made, count = without_layers(self.model, dropped), len(dropped)
-        rest = HuggingFaceModel(made)
+        rest = self._with_layers(made, slice(count, None))
         tokens = torch.arange(TRIED, device=self.device).unsqueeze(0) % self.vocab_size
         mask, start = torch.ones(1, TRIED, TRIED, dtype=torch.bool, device=self.device).tril_(), tokens[:, 0] * 0
         whole = self.forward(tokens, tokens, mask, self.new_cache(1, TRIED), start, hidden_layers=(count,))
@@ -320,6 +363,18 @@ class HuggingFaceModel:
         if not any(one.has_keys for one in self.windows):
             return None
         return self.all_masks(mask, positions, cache)
+
+    def kind_masks(
+        self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
+    ) -> dict[str, Tensor | None]:
+        """Return what layers of each kind may see; None where they see all."""
+        # a token that sees all slots is faster without a mask; GPUs are not asked
+        all_seen = mask.shape[:2] == (1, 1) and mask.device.type == "cpu" and bool(mask.all())
+        found = dict[str, Tensor | None]()
+        for one in self.windows:
+            seen = one.seen(mask, positions, cache.positions)
+            found[one.kind] = None if all_seen and seen is mask else seen
+        return found
 
     def all_masks(
         self, mask: Bool[Tensor, "b n m"], positions: Int[Tensor, "b n"], cache: TreeCache
@@ -343,29 +398,6 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
     if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel):
         return one.model is other.model
     return one is other
-
-
-def _context(config: object) -> int:
-    """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there.
-
-    Frequencies that grow with it (`dynamic`) do so beyond the longest text of the configuration only.
-    """
-    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-    longest = [size for size in (getattr(config, name, None) for name in names) if size]
-    return min((2**31 - 1, *longest, *_switches(config)))
-
-
-def _switches(config: object) -> Iterator[int]:
-    """Yield the lengths at which frequencies switch; layers of every kind may have settings of their own, nested."""
-    left: list[object] = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    while left:
-        one = left.pop()
-        if isinstance(one, Mapping):
-            settings = cast(Mapping[str, Any], one)
-            left += settings.values()
-            if settings.get("rope_type", settings.get("type")) in SWITCHING:
-                size = settings.get(SWITCH) or getattr(config, SWITCH, None)
-                yield from (size,) if size else ()
 
 
 GIB = 1 << 30

@@ -350,6 +350,7 @@ def _model(source: Source, precision: torch.dtype | str, device: torch.device) -
         raise CheckpointError(f"The model in {source.name} does not go onto {device}: {reason(error)}.") from error
     if source.gguf:
         model.name_or_path = str(Path(source.path) / source.gguf)
-    pack_linear_layers(model)
-    HuggingFaceModel(model)
+    if HuggingFaceModel(model).fused is None:
+        pack_linear_layers(model)
+        HuggingFaceModel(model)
     return model

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from polydraft.models.fused import draft_model
+from polydraft.models.compiled import draft_model
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.probs import Noise, sample
 

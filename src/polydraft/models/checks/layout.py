@@ -340,3 +340,30 @@ def settings_of(config: Any) -> Mapping[str, int]:
 def _window(kind: str, config: Any) -> KeyWindow:
     size = getattr(config, SIZES[kind], None) if kind in SIZES else None
     return KeyWindow(kind, size or None)
+
+
+SWITCHING, SWITCH = ("longrope", "su"), "original_max_position_embeddings"
+"""Rotations with one set of frequencies for short passes and one for long ones, and the setting that says how long."""
+
+
+def context_of(config: object) -> int:
+    """Return the most tokens of a text; with frequencies that switch by the longest position of a pass, up to there.
+
+    Frequencies that grow with it (`dynamic`) do so beyond the longest text of the configuration only.
+    """
+    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+    longest = [size for size in (getattr(config, name, None) for name in names) if size]
+    return min((2**31 - 1, *longest, *_switches(config)))
+
+
+def _switches(config: object) -> Iterator[int]:
+    """Yield the lengths at which frequencies switch; layers of every kind may have settings of their own, nested."""
+    left: list[object] = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            settings = cast(Mapping[str, Any], one)
+            left += settings.values()
+            if settings.get("rope_type", settings.get("type")) in SWITCHING:
+                size = settings.get(SWITCH) or getattr(config, SWITCH, None)
+                yield from (size,) if size else ()

@@ -1,0 +1,1 @@
+"""The pass of a model of known anatomy in few operations."""
