@@ -218,13 +218,14 @@ class HuggingFaceModel:
             given = (own, tokens, positions, cache, starts, embeddings)
             return scored_by_count(*given, context=self.context, keep=logits_to_keep, alone=self.encodes)
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
-        if self.fused is None or chosen_precision(self.device):
+        fused = self.fused
+        if fused is None or chosen_precision(self.device):
             return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
         for layer in hidden_layers:
             check_layer(layer, self.layers)
         masks, places = self.kind_masks(mask, positions, cache), cache.moved(positions)
         with evaluating(self.modules):
-            return self.fused(tokens, places, masks, cache, logits_to_keep, hidden_layers, embeddings)
+            return fused(tokens, places, masks, cache, logits_to_keep, hidden_layers, embeddings)
 
     def scored(
         self,
@@ -285,9 +286,10 @@ class HuggingFaceModel:
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Module):
             raise UnsupportedModel(f"{type(self.model).__name__} has no output head that can be called by itself.")
-        if self.fused is None or chosen_precision(self.device):
+        fused = self.fused
+        if fused is None or chosen_precision(self.device):
             return head(states)
-        return self.fused.plan.head(states.flatten(0, -2)).view(*states.shape[:-1], -1)
+        return fused.plan.head(states.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def output_rows(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k d"]:
         """Return the rows of the output head for some tokens, whose products with final states are their logits.

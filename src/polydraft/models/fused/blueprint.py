@@ -270,13 +270,10 @@ class _Modules:
     def inner(self, layer: Any) -> Inner:
         """Read an inner layer; one that is not known is called as it is."""
         part = _one(layer, INNER) or layer
-        down, act = (
-            _one(part, DOWN),
-            next((found for one in ACTIVATIONS if (found := getattr(part, one, None)) is not None), None),
-        )
+        down, act = _one(part, DOWN), next((getattr(part, one) for one in ACTIVATIONS if _has(part, one)), None)
         gates = next((names for names in GATED if all(_has(part, name) for name in names)), None)
         plain = next((one for one in PLAIN if _has(part, one)), None)
-        if act is not None and isinstance(act, nn.SiLU | nn.Module) and down is not None and (gates or plain):
+        if isinstance(act, nn.Module) and down is not None and (gates or plain):
             act = functional.silu if type(act).__name__ in ("SiLU", "SiLUActivation") else act
             names = gates or (cast(str, plain),)
             inward = self.product(*(getattr(part, name) for name in names))
