@@ -130,8 +130,9 @@ class HuggingFaceModel:
 
     def _fuse(self) -> str:
         """Take the fused pass if there is one, and return why not; empty if there is."""
-        if self.states or self.counts or self.encodes or chosen_precision(self.device):
-            return f"{type(self.model).__name__} keeps its own passes: it scores chains, or runs under autocast."
+        why = "it scores chains" if self.states or self.counts or self.encodes else ""
+        if why or chosen_precision(self.device):
+            return f"{type(self.model).__name__} keeps its own passes: {why or 'it was met under autocast'}."
 
         def own(tokens: Tensor, places: Tensor, mask: Tensor) -> tuple[Forward, TreeCache]:
             width = tokens.shape[1]
