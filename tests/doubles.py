@@ -171,20 +171,24 @@ def passes_of(model: object, note: Callable[[tuple[int, int]], object] = id) -> 
 
 def scored(model: LanguageModel, lengths: list[int]) -> list[torch.Tensor]:
     """Score prompts of a vocabulary of 24, then two trees below them one by one, keeping a path of the first."""
-    shape = Widths((2, 2)).shape
+    shape, device = Widths((2, 2)).shape, model.facts.device
     known = torch.tensor(lengths)
     batch, width, stream = len(lengths), max(lengths), torch.Generator().manual_seed(0)
     cache = model.new_cache(batch, width + 2 * shape.size + 2)
+
+    def made(tokens: Tensor, places: Tensor, mask: Tensor, base: Tensor) -> Tensor:
+        given = tokens.to(device), places.to(device), mask.to(device), cache
+        return model.forward(*given, base if batch == 1 else base.to(device)).logits
+
     prompt = torch.randint(24, (batch, width), generator=stream)
-    places = torch.arange(width).expand(batch, width)
-    model.forward(prompt, places, causal_mask(known, width), cache, torch.zeros_like(known))
+    made(prompt, torch.arange(width).expand(batch, width), causal_mask(known, width), torch.zeros_like(known))
     view, found = topology(shape, batch, torch.device("cpu")), list[torch.Tensor]()
     for base in (known, known + 2):
         tokens = torch.randint(24, (batch, shape.size), generator=stream)
         mask = tree_mask(view.ancestors, base, int(base.max()) + shape.size)
-        positions = base.unsqueeze(-1) + view.depth
-        found.append(model.forward(tokens, positions, mask, cache, base).logits)
-        cache.keep(base, torch.tensor([[2, 5]]).expand(batch, 2))
+        found.append(made(tokens, base.unsqueeze(-1) + view.depth, mask, base))
+        path = torch.tensor([[2, 5]]).expand(batch, 2)
+        cache.keep(base if batch == 1 else base.to(device), path.to(device))
     return found
 
 

@@ -50,6 +50,12 @@ class TreeCache(TransformersCache):
         self.sources: list[Any] = [None] * batch
         self.written: tuple[Tensor, ...] = ()
         self.read: tuple[Tensor, ...] = ()
+        self.recorded: Any = None  # passes that were recorded over this memory (`Graphs`)
+
+    @property
+    def owner(self) -> "TreeCache":
+        """The cache whose memory this is."""
+        return self
 
     @property
     def store(self) -> Float[Tensor, "e b h m d"] | None:
@@ -147,7 +153,7 @@ class TreeCache(TransformersCache):
             kinds = sorted(set(self.shapes or ()))
             sizes = [(len(group), *kind) for group, kind in zip(self.groups, kinds, strict=True)]
             sizes = sizes or [(2 * layers, like.shape[1], like.shape[3])]
-            self._hold([like.new_zeros(count, batch, heads, capacity, width) for count, heads, width in sizes])
+            self.hold([like.new_zeros(count, batch, heads, capacity, width) for count, heads, width in sizes])
 
     def _widened(self, *precisions: torch.dtype) -> None:
         """Make room for numbers of these precisions: `torch.autocast` chooses one for each product."""
@@ -159,9 +165,10 @@ class TreeCache(TransformersCache):
                 self._cut()
 
     def _widen(self, precision: torch.dtype) -> None:
-        self._hold([store.to(precision) for store in self.stores])
+        self.hold([store.to(precision) for store in self.stores])
 
-    def _hold(self, stores: Sequence[Tensor]) -> None:
+    def hold(self, stores: Sequence[Tensor]) -> None:
+        """Take memory for all keys and values."""
         whole = tuple(stores)
         self.entries = self._each(whole) if whole else ()
         self.stores = whole  # last: who finds stores takes the entries for granted, also behind an interrupt
@@ -249,7 +256,7 @@ class TreeCache(TransformersCache):
     def _extended(self) -> "TreeCache":
         """Return a cache with the same slots and an empty row behind the last."""
         more = self.empty(self.shape[1] + 1, self.shape[2])
-        more._hold([torch.cat([store, torch.zeros_like(store[:, :1])], dim=1) for store in self.stores])
+        more.hold([torch.cat([store, torch.zeros_like(store[:, :1])], dim=1) for store in self.stores])
         if self.positions is not None:
             more.positions = torch.nn.functional.pad(self.positions, (0, 0, 0, 1))
         more.sources = [*self.sources, None]
@@ -268,7 +275,7 @@ class TreeCache(TransformersCache):
         fewer = self.empty(self.shape[1], slots.shape[1] + room)
         rows = torch.arange(self.shape[1], device=slots.device).unsqueeze(-1)
         kept = [store[:, rows, :, slots].permute(2, 0, 3, 1, 4) for store in self.stores]
-        fewer._hold([torch.nn.functional.pad(one, (0, 0, 0, room)).contiguous() for one in kept])
+        fewer.hold([torch.nn.functional.pad(one, (0, 0, 0, room)).contiguous() for one in kept])
         if self.positions is not None:
             fewer.positions = torch.nn.functional.pad(self.positions[rows, slots], (0, room))
         fewer.sources = [*self.sources]
@@ -301,6 +308,11 @@ class _View(TreeCache):
         self.whole, self.part = whole, rows
         self.sources = whole.sources if rows is None else whole.sources[rows.start : rows.stop]
         self.own = range(2 * own.start, 2 * own.stop)
+
+    @property
+    def owner(self) -> TreeCache:
+        """The cache that this is a part of, or the one that is a part of."""
+        return self.whole.owner
 
     def place(
         self, starts: Int[Tensor, "b"], width: int, used: int, positions: Int[Tensor, "b n"] | None = None
@@ -342,7 +354,7 @@ class _View(TreeCache):
             first, count = self.part.start, len(self.part)
             stores = tuple(store.narrow(1, first, count) for store in stores)
             positions = None if positions is None else positions.narrow(0, first, count)
-        self._hold(stores)
+        self.hold(stores)
         self.positions = positions
 
     def _opened(self, like: Tensor) -> None:
@@ -358,6 +370,37 @@ class _View(TreeCache):
             self.whole._positions(like.new_zeros(1, 1))
             self._look()
         return cast(Tensor, self.positions)
+
+
+class SlotView(TreeCache):
+    """A cache over given memory that writes to given slots and reads the first: nothing in it depends on the text.
+
+    Args:
+        entries: keys and values, in the order of layers, by number.
+        slots: where the next pass writes.
+        room: how many slots are read; None for all.
+    """
+
+    def __init__(self, entries: Any, slots: Int[Tensor, "b n"], room: int | None = None) -> None:
+        super().__init__(len(entries) // 2, entries[0].shape[0], entries[0].shape[2])
+        self.entries, self.slots, self.room = entries, slots, room
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values and return the slots that are read."""
+        slots = cast(Tensor, self.slots)
+        keys, values = self.entries[2 * layer_idx], self.entries[2 * layer_idx + 1]
+        if len(keys) == 1:
+            keys.index_copy_(2, slots[0], _like(keys, key_states))
+            values.index_copy_(2, slots[0], _like(values, value_states))
+        else:
+            places = slots[:, None, :, None]
+            keys.scatter_(2, places.expand(key_states.shape), _like(keys, key_states))
+            values.scatter_(2, places.expand(value_states.shape), _like(values, value_states))
+        if self.room is not None:
+            keys, values = keys[:, :, : self.room], values[:, :, : self.room]
+        return _like(key_states, keys), _like(value_states, values)
 
 
 def _like(given: Tensor, entry: Tensor) -> Tensor:

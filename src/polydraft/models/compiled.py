@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models.anatomy import anatomy_of, chosen_precision, fits_packed, watch_layers, weights_of
-from polydraft.models.cache import TreeCache
+from polydraft.models.cache import SlotView, TreeCache
 from polydraft.models.checks.layout import cache_name, evaluating, for_logits, is_offloaded
 from polydraft.models.derived import sharing_copy
 from polydraft.models.hugging_face import HuggingFaceModel
@@ -86,7 +86,7 @@ class CompiledPasses:
             entries = dict(enumerate(pieces[0]))
             for group, piece in zip(groups, pieces, strict=False):
                 entries.update(zip(group, piece, strict=True))
-            view = _SlotView(entries, slots)
+            view = SlotView(entries, slots)
             logits = model(
                 input_ids=tokens,
                 position_ids=positions,
@@ -215,30 +215,6 @@ def draft_model(model: object, *, compile: bool = False) -> HuggingFaceModel:
     if compile and (made.fused is None or made.device.type != "cpu"):
         return CompiledModel(made.model, LEVELS)
     return made
-
-
-class _SlotView(TreeCache):
-    """A cache over given memory that writes to given slots and reads them all: nothing in it depends on the text."""
-
-    def __init__(self, entries: Any, slots: Tensor) -> None:
-        super().__init__(len(entries) // 2, entries[0].shape[0], entries[0].shape[2])
-        self.entries = entries
-        self.slots = slots
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values and return all slots."""
-        slots = cast(Tensor, self.slots)
-        keys, values = self.entries[2 * layer_idx], self.entries[2 * layer_idx + 1]
-        if len(keys) == 1:
-            keys.index_copy_(2, slots[0], key_states.to(keys.dtype))
-            values.index_copy_(2, slots[0], value_states.to(values.dtype))
-        else:
-            places = slots[:, None, :, None]
-            keys.scatter_(2, places.expand(key_states.shape), key_states.to(keys.dtype))
-            values.scatter_(2, places.expand(value_states.shape), value_states.to(values.dtype))
-        return keys.to(key_states.dtype), values.to(value_states.dtype)
 
 
 def _passes_of(model: PreTrainedModel, backend: str) -> CompiledPasses:

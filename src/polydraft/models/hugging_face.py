@@ -164,7 +164,8 @@ class HuggingFaceModel:
         if self.fused is not None and self.fused_weights != (self.device, places_of(self.model)):
             self.fused = None
             self.why_not_fused = self._fuse()
-        cache = self._empty(batch, capacity)
+        graphs = None if self.fused is None else self.fused.graphs
+        cache = self._empty(batch, capacity) if graphs is None else graphs.new_cache(self._empty, batch, capacity)
         if self.encodes:
             with torch.no_grad(), evaluating(self.modules):
                 cache.sources = [encoded_for(self.model, one) for one in sources or (None,) * batch]

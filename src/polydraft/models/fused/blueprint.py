@@ -145,25 +145,31 @@ class Blueprint:
     cap: float | None
     pairs: bool = False
 
+    @property
+    def records(self) -> bool:
+        """Whether a pass launches the same whatever is read; what layers of experts do depends on it."""
+        return all(layer.inner.down is not None for layer in self.layers)
+
     def variants(self) -> Iterator["Blueprint"]:
         """Yield this and what it may be too, where modules do not say so: their order, and which dimensions turn."""
         side = replace(self, layers=tuple(layer.beside() for layer in self.layers))
         yield from (self, side, replace(self, pairs=True), replace(side, pairs=True))
 
 
-def blueprint_of(model: PreTrainedModel, kinds: Sequence[str]) -> Blueprint:
+def blueprint_of(model: PreTrainedModel, kinds: Sequence[str], *, copied: bool = True) -> Blueprint:
     """Return what a model computes, by its modules.
 
     Args:
         model: the model.
         kinds: the kinds of its layers' masks.
+        copied: whether weights may be copied, which takes as much memory as they do.
 
     Raises:
         UnsupportedModel: something in it is not known; the text says what.
     """
     _check_nobody_looks(model)
     config, body = cast(Any, model.config.get_text_config(decoder=True)), _body(model)
-    read = _Modules(set())
+    read = _Modules(set(), copied)
     layers = layers_of(model)
     rotary = getattr(body, "rotary_emb", None)
     plans = [read.layer(layer, number, config, rotary, kinds) for number, layer in enumerate(layers)]
@@ -189,9 +195,10 @@ def blueprint_of(model: PreTrainedModel, kinds: Sequence[str]) -> Blueprint:
 
 @dataclass
 class _Modules:
-    """What was read so far: parameters that have a place."""
+    """What was read so far: parameters that have a place; and whether their products may have copies of them."""
 
     weights: set[int]
+    copied: bool
 
     def norm(self, norm: nn.Module) -> Product:
         self._note(norm)
@@ -200,7 +207,7 @@ class _Modules:
     def product(self, *layers: nn.Module, order: Tensor | None = None) -> Product:
         for one in layers:
             self._note(one)
-        return joined(layers, order)
+        return joined(layers, order, copied=self.copied)
 
     def called(self, part: nn.Module) -> nn.Module:
         self._note(part)

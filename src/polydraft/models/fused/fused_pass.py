@@ -1,6 +1,6 @@
 """A model's pass in a few dozen operations a layer, where Hugging Face's own takes hundreds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from polydraft.errors import UnsupportedModel
 from polydraft.models.anatomy import HEAD, function_of
 from polydraft.models.cache import TreeCache
 from polydraft.models.fused.blueprint import Attending, Blueprint, Inner, LayerPlan, blueprint_of
+from polydraft.models.fused.graphs import Graphs, Masks
 from polydraft.models.language_model import Forward, Layer
 
 MOST_BYTES = 1 << 30
-"""Of larger models the joined weights would take too much memory beside their own."""
+"""Of larger models the weights are not copied, joined and packed: that would take too much memory beside their own."""
 PLACE = "polydraft_fused"
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 """How far what a layer adds may be from what the model's own adds, relative to that, in the norm of rows."""
@@ -30,7 +31,6 @@ STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeE
 FOLDED = 64
 """Of more queries than this the mask would be large, and arithmetic bounds the pass."""
 TRIED = 4
-Masks = Mapping[str, Bool[Tensor, "b n m"] | None]
 Turn = tuple[Float[Tensor, "b n 1 e"], Float[Tensor, "b n 1 e"]]
 
 
@@ -48,6 +48,7 @@ class FusedPass:
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.plan = blueprint
+        self.graphs: Graphs | None = None
 
     def __call__(
         self,
@@ -70,6 +71,23 @@ class FusedPass:
             hidden_layers: whose states to return.
             embeddings: what enters the first layer instead of the tokens' own; None for those.
         """
+        if self.graphs is not None and embeddings is None:
+            found = self.graphs(tokens, positions, masks, cache, keep, hidden_layers)
+            if found is not None:
+                return found
+        return self.run(tokens, positions, masks, cache, keep, hidden_layers, embeddings)
+
+    def run(
+        self,
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        masks: Masks,
+        cache: TreeCache,
+        keep: int,
+        hidden_layers: Sequence[Layer],
+        embeddings: Float[Tensor, "b n d"] | None = None,
+    ) -> Forward:
+        """Return the same of a pass that is not recorded: nothing in it waits for a device."""
         plan, (batch, width) = self.plan, tokens.shape
         states = self.entering(tokens, positions, embeddings)
         reading = self.reading(positions, masks, cache, states.dtype)
@@ -265,7 +283,7 @@ def fused_pass(model: PreTrainedModel, kinds: Sequence[str], context: int, own: 
         own: its own pass, which the trial looks at.
 
     Raises:
-        UnsupportedModel: it is of an anatomy that is not known, or too large, or a trial pass differs from its own.
+        UnsupportedModel: it is of an anatomy that is not known, or a trial pass differs from its own.
     """
     known, function = model.__dict__.get(PLACE), function_of(model)
     if known is None or known.origin != function:
@@ -289,11 +307,11 @@ class _Known:
 def _made(model: PreTrainedModel, kinds: Sequence[str], context: int, own: Trial) -> FusedPass | str:
     """Return a pass that computes what the model does, or why there is none."""
     try:
-        _check_size(model)
         with torch.autocast(model.device.type, enabled=False):
-            for plan in blueprint_of(model, kinds).variants():
+            for plan in blueprint_of(model, kinds, copied=_affords_copies(model)).variants():
                 made = FusedPass(plan)
                 if _is_same(model, made, kinds, context, own):
+                    made.graphs = Graphs(made.run) if model.device.type == "cuda" and plan.records else None
                     return made
     except UnsupportedModel as error:
         return str(error).rstrip(".")
@@ -302,13 +320,12 @@ def _made(model: PreTrainedModel, kinds: Sequence[str], context: int, own: Trial
     return "its layers compute something else than their modules say"
 
 
-def _check_size(model: PreTrainedModel) -> None:
+def _affords_copies(model: PreTrainedModel) -> bool:
     weights = [*model.parameters()]
     places = {one.device for one in weights}
     if len(places) > 1 or any(one.type == "meta" for one in places):
         raise UnsupportedModel("it is spread over several devices")
-    if sum(one.numel() * one.element_size() for one in weights) > MOST_BYTES:
-        raise UnsupportedModel(f"it has more than {MOST_BYTES >> 20} MiB of weights")
+    return sum(one.numel() * one.element_size() for one in weights) <= MOST_BYTES
 
 
 @torch.no_grad()

@@ -22,12 +22,13 @@ ROUNDING = {torch.float32: 1e-4}
 COARSE = 0.02
 
 
-def joined(layers: Sequence[Any], order: Int[Tensor, " o"] | None = None) -> Product:
+def joined(layers: Sequence[Any], order: Int[Tensor, " o"] | None = None, *, copied: bool = True) -> Product:
     """Return the product with the weights of one linear layer, or with those of several of the same input at once.
 
     Args:
         layers: linear layers; their outputs stand beside each other.
         order: which output comes where; None leaves them as they are.
+        copied: whether weights may be copied, joined and packed; else each layer's own are multiplied by.
 
     Raises:
         UnsupportedModel: one is no plain linear layer.
@@ -40,6 +41,8 @@ def joined(layers: Sequence[Any], order: Int[Tensor, " o"] | None = None) -> Pro
     if strange is not None:
         raise UnsupportedModel(f"{type(strange).__name__} is no plain linear layer")
     weights = [_rows_of(one) for one in layers]
+    if not copied:
+        return _apart([(weight, one.bias) for weight, one in zip(weights, layers, strict=True)], order)
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     bias = _bias_of(layers, weight)
     if order is not None:
@@ -47,6 +50,18 @@ def joined(layers: Sequence[Any], order: Int[Tensor, " o"] | None = None) -> Pro
     if can_pack(weight) or _packs_short(weight):
         return packed_product(weight.contiguous(), bias)
     return partial(functional.linear, weight=weight, bias=bias)
+
+
+def _apart(pairs: Sequence[tuple[Tensor, Tensor | None]], order: Int[Tensor, " o"] | None) -> Product:
+    """Return the products with several matrices, beside each other."""
+    if len(pairs) == 1 and order is None:
+        return partial(functional.linear, weight=pairs[0][0], bias=pairs[0][1])
+
+    def product(rows: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+        made = torch.cat([functional.linear(rows, *pair) for pair in pairs], -1)
+        return made if order is None else made[..., order]
+
+    return product
 
 
 def norm_of(norm: nn.Module) -> Product:
