@@ -47,6 +47,7 @@ def test_the_card_claims_what_is_asked_of_the_pair() -> None:
     assert claimed("draft", "mean overlap") == claimed("target", "mean overlap")
 
 
+@pytest.mark.slow
 def test_on_text_that_it_never_saw_it_is_about_as_good_as_its_card_says() -> None:
     """Our own source is in no corpus; it is not like the held-out files either, so the margins are wide."""
     loaded = polydraft.load_pair()

@@ -143,6 +143,7 @@ def test_any_damage_is_a_report_or_a_sentence(tmp_path: Path, monkeypatch: pytes
     assert refused > 200
 
 
+@pytest.mark.slow
 def test_any_damage_to_limits_is_a_summary_or_a_sentence(
     models: Models, settings: LimitsSettings, records: list[Record], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def results(records: list[Record]) -> Results:
     return summarise(records)
 
 
+@pytest.mark.slow
 def test_figures_exist_are_svg_and_do_not_change(results: Results, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):

@@ -31,7 +31,7 @@ Folders = tuple[Path, Path]
 CODES = (0, 1, 2, 130)
 """What a call may end with here: done, a bad finding, a bad call, interrupted."""
 SECONDS = 30
-QUICK, MANY, SEED = 30, 600, 1
+QUICK, MANY, SEED = 15, 600, 1
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 FOUND = Path(__file__).with_name("found.jsonl")
 

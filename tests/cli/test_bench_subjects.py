@@ -161,6 +161,7 @@ def test_rules_of_one_head_are_compared_on_its_own_trees(
     assert "--page and --json are two ways to print" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_lattice_are_put_into_their_place_in_a_page(
     call: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ def by_dynamo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_passes, "_passes_of", lambda model, backend: kept(model, "eager"))
 
 
+@pytest.mark.slow
 @compiles
 def test_compiling_says_so_first_and_changes_no_text(
     folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -236,6 +237,7 @@ def test_compiling_says_so_first_and_changes_no_text(
     assert compiled.out.split("drafter")[0] == plain.out.split("drafter")[0]
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_batches_from_a_file_write_the_same_texts(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -366,6 +366,7 @@ def test_a_planner_goes_on_learning_from_turn_to_turn() -> None:
         text, past = [*text, *going.new_tokens[0], *QUESTION[:2]], going.past
 
 
+@pytest.mark.slow
 def test_a_compiled_target_reads_what_is_new_in_a_plain_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = CompiledModel(tiny_model("llama", VOCAB, seed=3), backend="eager")
     monkeypatch.setattr(import_module("polydraft.engine.generate"), "target_model", lambda *_, **__: compiled)

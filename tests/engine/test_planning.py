@@ -61,6 +61,7 @@ def clock(patch: pytest.MonkeyPatch, target: Curve, draft: Curve) -> None:
     patch.setattr(tuning, "_rests", still)
 
 
+@pytest.mark.slow
 def test_a_planner_begins_with_what_a_plan_measured(pair: Pair, plan: PairPlan) -> None:
     tree = plan.at(0.0, "top-k", "naive match")
     assert tree is not None

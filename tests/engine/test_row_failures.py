@@ -155,7 +155,7 @@ def well(name: str, heat: float) -> dict[Any, Any]:
 OTHERS = [name for name in PROMPTS if name != "poisoned"]
 
 
-@pytest.mark.long(7)
+@pytest.mark.long(3)
 @pytest.mark.parametrize("heat", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("verb", ["draft", "commit", "read", "finish"])
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -332,6 +332,7 @@ class Dicey(Drafter):
 TOY, TEXTS = Toy(3), [[1, 0, 1], [0, 1, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parts", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -408,7 +409,7 @@ def test_what_was_drawn_is_not_verified_by_the_numbers_that_drew_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*decoded without drafts")
-@pytest.mark.long(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_drafts_that_come_in_pieces_are_compared_with_what_was_drawn_too(wrapped: bool) -> None:
     """One row is looked up; the growth of the other's draft ends for a token that was drawn."""

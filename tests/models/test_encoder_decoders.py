@@ -249,6 +249,7 @@ def test_whisper_decodes_every_piece_with_times() -> None:
     check_whisper({"return_timestamps": True}, {"language": "en", "return_dict_in_generate": True})
 
 
+@pytest.mark.slow
 def test_whisper_decodes_every_piece_of_its_own_generate() -> None:
     model = check_whisper({"language": "en"})
     with pytest.raises(InvalidParameter, match="WhisperForConditionalGeneration has a generate of its own"):

@@ -209,7 +209,7 @@ def through_torch(model: PreTrainedModel) -> PreTrainedModel:
     return torch.load(buffer, weights_only=False)
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(2)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle, through_torch])
 def test_what_is_kept_with_a_model_stays_behind(way: Callable[..., PreTrainedModel], packed: bool) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from doubles import perturbed, tiny_model
 from scipy.stats import chi2
@@ -22,6 +23,7 @@ def test_its_text_is_the_targets(target: PreTrainedModel, beside: Any) -> None:
     assert beside(cascade(target), 4).statistics.accepted > 0
 
 
+@pytest.mark.slow
 def test_its_law_is_the_targets() -> None:
     target = tiny_model("llama", VOCAB)
     ids = torch.tensor([[2, 3, 5, 2]]).repeat(SAMPLES, 1)

@@ -24,7 +24,7 @@ RULES = [
 ]
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 @pytest.mark.parametrize(("rule", "policy"), RULES, ids=str)
 def test_four_tokens_follow_the_target(rule: PathVerifier, policy: TreePolicy) -> None:
     target, prompt = Toy(), [0, 2, 1, 1]

@@ -57,6 +57,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_for_another_vocabulary_is_refused(kind: str, tmp_path: Path) -> None:
     folder = KINDS[kind](tmp_path / "head")
@@ -130,6 +131,7 @@ def test_a_target_that_does_not_tell_its_depth_is_not_asked_for_it() -> None:
     MadeFor(layers=30).check(Sized(7))
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [({"num_hidden_layers": 12}, "14 layers and this one has 12"), ({}, "8192 tokens and this one has 9000")],

@@ -54,7 +54,7 @@ def test_over_all_draws_of_both_loops_the_law_is_the_targets(inside: str, rule: 
     assert distance(law, target.texts([1, 0, 1], 2)) < 1e-12 and not failures
 
 
-@pytest.mark.long(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [BlockVerification(), TopDown(SpeculativeSampling())], ids=["block", "token by token"])
 def test_neighbours_that_gain_more_or_less_leave_a_rows_law_alone(rule: PathVerifier) -> None:
     target = Toy(2)

@@ -114,6 +114,7 @@ def test_a_past_does_not_bring_the_prediction_of_another_call() -> None:
     assert on.statistics.sources["prediction"][1] > 30 and on.statistics.prompt_known
 
 
+@pytest.mark.slow
 def test_a_route_may_come_and_go_between_turns() -> None:
     plain = polydraft.generate(TARGET, IDS[:1], drafter="none", **GREEDY)
     alone = model()
