@@ -22,7 +22,7 @@ SHIPPED = {
 """Folders of the embedded pair, of the head for its target, and of the head for what `fetch smollm2` brings."""
 DERIVED = "self:"
 """How the names of draft models begin that are made of the target."""
-MADE = ("self:int8", "self:skip=12-19")
+MADE = ("self:int8", "self:int4", "self:skip=12-19")
 """Examples of draft models that are made of the target."""
 PROMPTS = ("spec-bench",)
 

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polydraft
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import draft_model
-from polydraft.models.derived import Int8Linear, check_word, derived, in_int8, int8_product, rounded, without_layers
+from polydraft.models.derived import check_word, derived, in_few_bits, without_layers
+from polydraft.models.few_bits import FewBits, Int4Linear, Int8Linear
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -50,13 +51,13 @@ def test_a_product_of_eight_bits_is_that_of_the_rounded_weights(rows: int, width
     with torch.no_grad():
         assert (short(given) - exact).abs().max() < 0.02 * exact.abs().max()
         assert (exact - plain(given)).abs().max() < 0.02 * exact.abs().max()
-    assert short.steps.dtype == torch.int8 and short.steps.abs().max() <= 127
+    assert short.numbers.dtype == torch.int8 and short.numbers.abs().max() <= 127
 
 
 def test_it_may_be_made_where_no_gradients_are_kept() -> None:
     model = deep()
     with torch.inference_mode():
-        output = polydraft.generate(model, IDS, drafter=in_int8(model), policy=3, max_new_tokens=6)
+        output = polydraft.generate(model, IDS, drafter=in_few_bits(model, "int8"), policy=3, max_new_tokens=6)
     assert output.statistics.new_tokens == 6
 
 
@@ -64,28 +65,28 @@ def test_it_may_be_made_where_no_gradients_are_kept() -> None:
 def test_rounding_keeps_signs_in_every_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight = torch.randn(400, 64).to(dtype)
-    found, scales = rounded(weight)
+    found, scales = Int8Linear.shortened(weight)
     assert found.abs().max() == 127
     assert ((found * scales.unsqueeze(1) - weight.float()).abs() <= 0.5001 * scales.unsqueeze(1)).all()
 
 
 def test_a_model_of_eight_bits_twice_is_the_same() -> None:
-    short = in_int8(deep())
-    assert torch.equal(logits(in_int8(short)), logits(short))
+    short = in_few_bits(deep(), "int8")
+    assert torch.equal(logits(in_few_bits(short, "int8")), logits(short))
 
 
 def test_rows_of_zeros_stay_zeros() -> None:
     plain = nn.Linear(32, 4, bias=False)
     with torch.no_grad():
         plain.weight[1] = 0
-        found = int8_product(*(Int8Linear(plain).steps, Int8Linear(plain).scales), None)(torch.randn(3, 32))
+        found = Int8Linear(plain)(torch.randn(3, 32))
     assert torch.equal(found[:, 1], torch.zeros(3)) and found.isfinite().all()
 
 
 def test_a_model_of_eight_bits_is_close_and_leaves_the_model_alone() -> None:
     model = deep()
     before, state = logits(model), {name: one.clone() for name, one in model.state_dict().items()}
-    short = in_int8(model)
+    short = in_few_bits(model, "int8")
     assert 0 < (logits(short) - before).abs().max() < 0.1 * before.abs().max()
     assert torch.equal(logits(model), before)
     assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
@@ -94,7 +95,7 @@ def test_a_model_of_eight_bits_is_close_and_leaves_the_model_alone() -> None:
 
 
 def test_the_fused_pass_of_eight_bits_is_the_models_own() -> None:
-    short = in_int8(deep())
+    short = in_few_bits(deep(), "int8")
     fused = draft_model(short)
     assert fused.fused is not None
     places = torch.arange(8).unsqueeze(0)
@@ -163,7 +164,7 @@ def test_a_model_with_something_on_it_that_cannot_be_copied_is_refused() -> None
     model = deep()
     model.model.held = threading.Lock()
     with pytest.raises(UnsupportedModel, match=r"cannot be copied: TypeError: cannot pickle"):
-        in_int8(model)
+        in_few_bits(model, "int8")
 
 
 def test_words_say_what_they_mean() -> None:

@@ -57,7 +57,7 @@ def recorded(model: object) -> HuggingFaceModel:
     """Return a fused model whose passes are recorded when their shape was seen often enough."""
     made = fused(model)
     assert made.fused is not None
-    made.fused.graphs = Graphs(made.fused.run, on_tape)
+    made.fused.graphs = Graphs(made.fused, on_tape)
     return made
 
 
@@ -148,5 +148,5 @@ def test_nothing_in_a_pass_depends_on_numbers_that_only_the_device_knows() -> No
     cache = made.new_cache(1, 8)
     made.forward(tokens, tokens, mask, cache, torch.zeros(1, dtype=torch.long))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        found = made.fused.run(tokens, tokens, {one.kind: mask for one in made.windows}, cache, 0, (1,))
+        found = made.fused(tokens, tokens, {one.kind: mask for one in made.windows}, cache, 0, (1,))
     assert found.logits.shape[:2] == (1, 4)

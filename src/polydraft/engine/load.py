@@ -20,7 +20,12 @@ from polydraft.trees import MENDABLE, Chain, in_pieces
 
 
 def load(
-    target: str | Path, draft: str | Path | None = None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+    target: str | Path,
+    draft: str | Path | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    weights: str | None = None,
 ) -> Pair:
     """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
 
@@ -32,9 +37,13 @@ def load(
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2", or "pair" for the one that ships.
         draft: the same of the draft model ("pair-draft"), or of a draft head ("pair-head", "smollm2-head"); or
-            "self:int8", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for one that is made of the target.
-        dtype: "auto" (single precision on a CPU, the checkpoint's own on a GPU), or a torch name such as "bfloat16".
+            "self:int8", "self:int4", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for one that is made of the
+            target.
+        dtype: "auto" (the checkpoint's own on a GPU, and on a CPU that multiplies bfloat16 where it is that; else single
+            precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+        weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
+            texts then have; None leaves them.
 
     Returns:
         the models; `draft` is a model, or the drafter of a head.
@@ -50,10 +59,10 @@ def load(
     refuse_drafters(draft)
     own = shipped_head(target) if draft is None else None
     if own is not None:
-        return with_head(load_pair_of_models(target, dtype=dtype, device=device), own)
+        return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
     if draft is None or is_derived(draft) or not is_head(draft):
-        return load_pair_of_models(target, draft, dtype=dtype, device=device)
-    pair = load_pair_of_models(target, dtype=dtype, device=device)
+        return load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
+    pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
     return replace(pair, draft=head_for(draft, pair.target))
 
 
@@ -82,9 +91,14 @@ def with_head(pair: Pair, folder: Path) -> Pair:
 
 
 def load_models(
-    target: str | Path, draft: str | Path | None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+    target: str | Path,
+    draft: str | Path | None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    weights: str | None = None,
 ) -> Pair:
-    """Load a target and a draft model, for what needs a model of both.
+    """Load a target and a draft model, for what needs a model of both; arguments are those of `load`.
 
     Raises:
         InvalidParameter: the draft is a head; beside that what `load` raises.
@@ -92,7 +106,7 @@ def load_models(
     refuse_drafters(draft)
     if draft is not None and not is_derived(draft) and is_head(draft):
         raise InvalidParameter(f"{shown(str(draft))} is a draft head, and a draft model is needed here.")
-    return load_pair_of_models(target, draft, dtype=dtype, device=device)
+    return load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
 
 
 def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:

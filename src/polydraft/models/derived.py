@@ -1,22 +1,21 @@
-"""Draft models made of the target itself: with weights of eight bits, or without some of its layers."""
+"""Models made of another one: with weights of eight or four bits, or without some of its layers."""
 
 import copy
 import re
 from collections.abc import Callable, Collection, Hashable
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.fetched import DERIVED
 from polydraft.models.anatomy import function_of
 from polydraft.models.checks.layout import is_offloaded
+from polydraft.models.few_bits import GROUP, KINDS, FewBits, Int4Linear, Int8Linear
 
 NUMBER = "layer_idx"
 
@@ -98,109 +97,66 @@ def sharing_copy(model: Model) -> Model:
     return made
 
 
-STEPS = 127
-MOST_ROWS = 64
-"""Of more rows than this the kernel is slower than a product with unpacked weights."""
-BLOCK = 16
-"""The kernel reads so many columns at a time, beyond the end of a row if it must."""
-
-
-class Int8Linear(nn.Linear):
-    """A linear layer with weights of eight bits, a scale for each row of them.
-
-    Layers around it, such as adapters, may look at its `weight`: that is the matrix that the eight bits stand for.
-    """
-
-    def __init__(self, plain: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.training = plain.training
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        steps, scales = rounded(plain.weight.detach())
-        self.precision = plain.weight.dtype
-        self.steps = nn.Parameter(steps, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
-        self.bias = plain.bias
-
-    @property
-    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  there is no such parameter
-        """The matrix, in the precision that it had."""
-        return (self.steps * self.scales.unsqueeze(1)).to(self.precision)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return input @ (scales * steps).T + bias."""
-        rows = input.reshape(-1, self.in_features)
-        return int8_product(self.steps, self.scales, self.bias)(rows).view(*input.shape[:-1], self.out_features)
-
-
-def rounded(weight: Float[Tensor, "o i"]) -> tuple[Int[Tensor, "o i"], Float[Tensor, " o"]]:
-    """Return the nearest multiples of each row's step, and the steps in single precision, which no step falls below."""
-    whole = weight.float()
-    scales = (whole.abs().amax(dim=1) / STEPS).clamp_min(torch.finfo(torch.float32).tiny)
-    return (whole / scales.unsqueeze(1)).round().clamp(-STEPS, STEPS).to(torch.int8), scales
-
-
-def int8_product(
-    weight: Int[Tensor, "o i"], scales: Float[Tensor, " o"], bias: Float[Tensor, " o"] | None
-) -> Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]:
-    """Return rows -> rows @ (scales * weight).T + bias; a few rows are multiplied in bfloat16."""
-    short, whole = scales.to(torch.bfloat16), weight.shape[1] % BLOCK == 0
-
-    def product(rows: Float[Tensor, "r i"]) -> Float[Tensor, "r o"]:
-        if len(rows) > MOST_ROWS or not whole:
-            return functional.linear(rows, (weight * scales.unsqueeze(1)).to(rows.dtype), bias)
-        out = torch.ops.aten._weight_int8pack_mm(rows.to(torch.bfloat16), weight, short).to(rows.dtype)
-        return out if bias is None else out + bias
-
-    return product
-
-
 @torch.inference_mode(False)
 @torch.no_grad()
-def in_int8(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy with weights of eight bits in all linear layers, the head included; the rest is shared.
+def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
+    """Return a copy with weights of few bits in all linear layers; the rest is shared.
+
+    The head has eight bits at least: four change the first choice too often.
+
+    Args:
+        model: the model.
+        word: `int8` or `int4`.
 
     Raises:
-        UnsupportedModel: the model is not on a CPU, for which the kernel is made, or its weights are elsewhere between
-            passes, or its layers are of other kinds.
+        UnsupportedModel: the model is not on a CPU, for which the kernels are made, or its weights are elsewhere
+            between passes, or its layers are of other kinds, or of sizes that four bits do not fit.
     """
-    head = model.get_output_embeddings()
+    name, head = type(model).__name__, cast(Any, model).get_output_embeddings()
+    bits = f"{word[3:]} bits"
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UnsupportedModel(f"The weights of this {name} are quantised already, so they cannot become {word}.")
     if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
-        raise UnsupportedModel(f"{type(model).__name__} has no linear layers of torch's that could have eight bits.")
+        raise UnsupportedModel(f"{name} has no linear layers of torch's that could have {bits}.")
     if is_offloaded(model):
         raise UnsupportedModel(
-            f"Weights of this {type(model).__name__} are offloaded, so none of eight bits can be made; take another "
-            "drafter, or load the model on one device."
+            f"Weights of this {name} are offloaded, so none of {bits} can be made; load the model on one device."
         )
     if model.device.type != "cpu":
-        raise UnsupportedModel(f"A draft of eight bits is made for CPUs, but the model is on {model.device}.")
+        raise UnsupportedModel(f"Weights of {bits} are made for CPUs, but the model is on {model.device}.")
     made = sharing_copy(model)
-    for name, module in list(made.named_modules()):
-        if isinstance(module, nn.Linear) and not isinstance(module, Int8Linear):
-            made.set_submodule(name, Int8Linear(module))
+    for place, module in list(made.named_modules()):
+        if isinstance(module, nn.Linear) and not isinstance(module, FewBits):
+            kind = Int8Linear if module is head else KINDS[word]
+            if kind is Int4Linear and module.in_features % GROUP:
+                raise UnsupportedModel(
+                    f"Rows of {place} have {module.in_features} weights, and int4 takes {GROUP} at a time; take int8."
+                )
+            made.set_submodule(place, kind(module))
     return made
 
 
-INT8 = "int8"
 SKIP = re.compile(r"skip=(\d{1,4})(?:-(\d{1,4}))?")
 
 
-def check_word(name: str) -> tuple[bool, frozenset[int]]:
-    """Return whether the weights have eight bits, and which layers are skipped.
+def check_word(name: str) -> tuple[str, frozenset[int]]:
+    """Return how few bits the weights have, empty for all that they have, and which layers are skipped.
 
     Raises:
         InvalidParameter: the name says something else.
     """
-    parts, layers = name.removeprefix(DERIVED).split(","), set[int]()
+    parts, layers, bits = name.removeprefix(DERIVED).split(","), set[int](), ""
     for part in parts:
         found = SKIP.fullmatch(part)
         named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
         layers |= {*named}
-        if not named and part != INT8:
+        bits = part if part in KINDS and not bits else bits
+        if not named and part != bits:
             raise InvalidParameter(
-                f"The draft model {name!r} is not known: one made of the target is self:int8, self:skip=12-19 (layers, "
-                "counted from 0), or self:int8,skip=12-19."
+                f"The draft model {name!r} is not known: one made of the target is self:int8, self:int4, "
+                "self:skip=12-19 (layers, counted from 0), or self:int8,skip=12-19."
             )
-    return INT8 in parts, frozenset(layers)
+    return bits, frozenset(layers)
 
 
 def derived(target: PreTrainedModel, name: str) -> PreTrainedModel:
@@ -210,10 +166,10 @@ def derived(target: PreTrainedModel, name: str) -> PreTrainedModel:
         InvalidParameter: the name says something else, or skips layers that are not there.
         UnsupportedModel: it cannot be made of this target.
     """
-    short, skipped = check_word(name)
+    bits, skipped = check_word(name)
 
     def make() -> PreTrainedModel:
         made = without_layers(target, skipped) if skipped else target
-        return in_int8(made) if short else made
+        return in_few_bits(made, bits) if bits else made
 
     return kept(target, name, make)

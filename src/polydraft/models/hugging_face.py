@@ -226,8 +226,10 @@ class HuggingFaceModel:
         for layer in hidden_layers:
             check_layer(layer, self.layers)
         masks, places = self.kind_masks(mask, positions, cache), cache.moved(positions)
+        given = tokens, places, masks, cache, logits_to_keep, hidden_layers
         with evaluating(self.modules):
-            return fused(tokens, places, masks, cache, logits_to_keep, hidden_layers, embeddings)
+            recorded = fused.graphs(*given) if fused.graphs is not None and embeddings is None else None
+            return recorded or fused(*given, embeddings)
 
     def scored(
         self,

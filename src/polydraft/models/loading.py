@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch, hint
+from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch, hint, shown
 from polydraft.fetched import SHIPPED, is_derived
 from polydraft.models.anatomy import pack_linear_layers
 from polydraft.models.checkpoints.folders import (
@@ -38,7 +38,8 @@ from polydraft.models.checkpoints.folders import (
 from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.supported import check_architecture
-from polydraft.models.derived import check_word, derived
+from polydraft.models.derived import check_word, derived, in_few_bits
+from polydraft.models.few_bits import KINDS
 from polydraft.models.hugging_face import HuggingFaceModel
 
 MOST_PADDING = 1024
@@ -68,7 +69,12 @@ class Pair:
 
 
 def load(
-    target: str | Path, draft: str | Path | None = None, *, dtype: str | torch.dtype = "auto", device: str = "auto"
+    target: str | Path,
+    draft: str | Path | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    weights: str | None = None,
 ) -> Pair:
     """Load a target and, if given, a draft model, from folders, GGUF files or hub names.
 
@@ -79,20 +85,26 @@ def load(
 
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2".
-        draft: the same of the draft model; or "self:int8", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for
+        draft: the same of the draft model; or "self:int8", "self:int4", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for
             one that is made of the target.
-        dtype: "auto" (single precision on a CPU, the checkpoint's own on a GPU), or a torch name such as "bfloat16".
+        dtype: "auto" (the checkpoint's own on a GPU, and on a CPU that multiplies bfloat16 where it is that; else single
+            precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
+        weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
+            texts then have; None leaves them.
 
     Raises:
         CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
             that name, or the dtype or device is unknown.
         MissingExtra: a GGUF file is named, and the package that reads it is not installed.
-        UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
+        InvalidParameter: `weights` is no such word, or the device is no CPU.
+        UnsupportedModel: a model that cannot score token trees, that needs code of its own, or whose weights cannot
+            have so few bits.
         VocabularyMismatch: the two tokenizers differ.
     """
     place = _device(device)
     precision = _dtype(dtype, place)
+    _check_weights_word(weights, place)
     if is_derived(draft):
         check_word(str(draft))
     with held_back():
@@ -101,7 +113,7 @@ def load(
         tokenizer = _tokenizer(first)
         if second is not None:
             check_same_tokens(tokenizer, _tokenizer(second), str(target), str(draft))
-        large = _model(first, precision, place)
+        large = _model(first, precision, place, weights)
         small = None if second is None else _model(second, precision, place)
     if is_derived(draft):
         return Pair(large, derived(large, str(draft)), tokenizer)
@@ -110,9 +122,9 @@ def load(
     return Pair(large, small, tokenizer)
 
 
-def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto") -> Pair:
+def load_pair(*, dtype: str | torch.dtype = "auto", device: str = "auto", weights: str | None = None) -> Pair:
     """Load the model pair that ships with the package: small Python-code models for demos, tests and first steps."""
-    return load("pair", "pair-draft", dtype=dtype, device=device)
+    return load("pair", "pair-draft", dtype=dtype, device=device, weights=weights)
 
 
 def embedded_head() -> Path:
@@ -326,7 +338,18 @@ def tokenizer_of(model: nn.Module) -> PreTrainedTokenizerBase | None:
     return found if len(found) <= config.get_text_config().vocab_size + MOST_PADDING else None
 
 
-def _model(source: Source, precision: torch.dtype | str, device: torch.device) -> PreTrainedModel:
+def _check_weights_word(weights: object, device: torch.device) -> None:
+    if weights is None:
+        return
+    if weights not in KINDS:
+        raise InvalidParameter(f"weights must be None, {' or '.join(map(repr, KINDS))}, but is {shown(weights)}.")
+    if device.type != "cpu":
+        raise InvalidParameter(f"Weights of few bits are multiplied on CPUs, but the device is {device}; leave them out.")
+
+
+def _model(
+    source: Source, precision: torch.dtype | str, device: torch.device, weights: str | None = None
+) -> PreTrainedModel:
     try:
         with alone(source.path, source.gguf) as path:
             door, _ = _kind(AutoConfig.from_pretrained(path, **source.arguments))
@@ -350,6 +373,8 @@ def _model(source: Source, precision: torch.dtype | str, device: torch.device) -
         raise CheckpointError(f"The model in {source.name} does not go onto {device}: {reason(error)}.") from error
     if source.gguf:
         model.name_or_path = str(Path(source.path) / source.gguf)
+    if weights is not None:
+        return in_few_bits(model, weights)
     if HuggingFaceModel(model).fused is None:
         pack_linear_layers(model)
         HuggingFaceModel(model)

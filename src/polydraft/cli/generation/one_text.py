@@ -172,8 +172,9 @@ def _policy(request: GenerateOptions) -> TreePolicy | None:
 def load_pair_of(options: ModelOptions, load_named: Callable[..., Pair] | None = None) -> Pair:
     """Load the models that options name, by `load` unless told otherwise; without a target the embedded pair."""
     if options.target is None:
-        return load_pair(dtype=options.dtype, device=options.device)
-    return (load_named or load)(options.target, options.draft, dtype=options.dtype, device=options.device)
+        return load_pair(dtype=options.dtype, device=options.device, weights=options.weights)
+    named, place = (options.target, options.draft), options.device
+    return (load_named or load)(*named, dtype=options.dtype, device=place, weights=options.weights)
 
 
 def named_draft(target: str | None, draft: str | None) -> str | None:

@@ -138,6 +138,7 @@ def settings_of(request: GenerateOptions, grammar: Grammar | None) -> dict[str, 
         "seed": request.seed or 0,
         "max_new_tokens": request.max_new_tokens,
         "dtype": request.dtype,
+        "weights": request.weights,
     }
     said = {
         name: value

@@ -71,23 +71,6 @@ class FusedPass:
             hidden_layers: whose states to return.
             embeddings: what enters the first layer instead of the tokens' own; None for those.
         """
-        if self.graphs is not None and embeddings is None:
-            found = self.graphs(tokens, positions, masks, cache, keep, hidden_layers)
-            if found is not None:
-                return found
-        return self.run(tokens, positions, masks, cache, keep, hidden_layers, embeddings)
-
-    def run(
-        self,
-        tokens: Int[Tensor, "b n"],
-        positions: Int[Tensor, "b n"],
-        masks: Masks,
-        cache: TreeCache,
-        keep: int,
-        hidden_layers: Sequence[Layer],
-        embeddings: Float[Tensor, "b n d"] | None = None,
-    ) -> Forward:
-        """Return the same of a pass that is not recorded: nothing in it waits for a device."""
         plan, (batch, width) = self.plan, tokens.shape
         states = self.entering(tokens, positions, embeddings)
         reading = self.reading(positions, masks, cache, states.dtype)
@@ -311,7 +294,7 @@ def _made(model: PreTrainedModel, kinds: Sequence[str], context: int, own: Trial
             for plan in blueprint_of(model, kinds, copied=_affords_copies(model)).variants():
                 made = FusedPass(plan)
                 if _is_same(model, made, kinds, context, own):
-                    made.graphs = Graphs(made.run) if model.device.type == "cuda" and plan.records else None
+                    made.graphs = Graphs(made) if model.device.type == "cuda" and plan.records else None
                     return made
     except UnsupportedModel as error:
         return str(error).rstrip(".")

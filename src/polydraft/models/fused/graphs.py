@@ -80,7 +80,7 @@ class Graphs:
     values; the memory of a cache that is no longer used is kept, with what was recorded over it, for the next.
 
     Args:
-        run: the pass, with a cache that knows its slots.
+        run: the fused pass.
         record: how a pass is recorded.
     """
 

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.anatomy import PackedLinear, can_pack, packed_product
-from polydraft.models.derived import Int8Linear, int8_product
+from polydraft.models.few_bits import FewBits
 
 Product = Callable[[Float[Tensor, "... i"]], Float[Tensor, "... o"]]
 LINEAR = (nn.Linear, PackedLinear, Conv1D)
@@ -33,32 +33,36 @@ def joined(layers: Sequence[Any], order: Int[Tensor, " o"] | None = None, *, cop
     Raises:
         UnsupportedModel: one is no plain linear layer.
     """
-    kinds = {type(one) for one in layers}
-    if kinds == {Int8Linear} and all(one.bias is None for one in layers):
-        steps, scales = torch.cat([one.steps for one in layers]), torch.cat([one.scales for one in layers])
-        return int8_product(steps if order is None else steps[order], scales if order is None else scales[order], None)
     strange = next((one for one in layers if type(one) not in LINEAR and not _is_linear(one)), None)
-    if strange is not None:
+    few = all(isinstance(one, FewBits) for one in layers)
+    if strange is not None and not few:
         raise UnsupportedModel(f"{type(strange).__name__} is no plain linear layer")
+    if not copied or (few and len({type(one) for one in layers}) > 1):
+        return _apart(layers, order)
+    bias = _bias_of(layers)
+    bias = bias if order is None or bias is None else bias[order]
+    if few:
+        return layers[0].joined(layers, order, bias)
     weights = [_rows_of(one) for one in layers]
-    if not copied:
-        return _apart([(weight, one.bias) for weight, one in zip(weights, layers, strict=True)], order)
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    bias = _bias_of(layers, weight)
-    if order is not None:
-        weight, bias = weight[order], None if bias is None else bias[order]
+    weight = weight if order is None else weight[order]
     if can_pack(weight) or _packs_short(weight):
         return packed_product(weight.contiguous(), bias)
     return partial(functional.linear, weight=weight, bias=bias)
 
 
-def _apart(pairs: Sequence[tuple[Tensor, Tensor | None]], order: Int[Tensor, " o"] | None) -> Product:
-    """Return the products with several matrices, beside each other."""
-    if len(pairs) == 1 and order is None:
-        return partial(functional.linear, weight=pairs[0][0], bias=pairs[0][1])
+def _apart(layers: Sequence[Any], order: Int[Tensor, " o"] | None) -> Product:
+    """Return the products with several layers' own matrices, beside each other."""
+    few = [isinstance(one, FewBits) for one in layers]
+    own = [
+        one if short else partial(functional.linear, weight=_rows_of(one), bias=one.bias)
+        for one, short in zip(layers, few, strict=True)
+    ]
+    if len(own) == 1 and order is None:
+        return own[0]
 
     def product(rows: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
-        made = torch.cat([functional.linear(rows, *pair) for pair in pairs], -1)
+        made = torch.cat([one(rows) for one in own], -1)
         return made if order is None else made[..., order]
 
     return product
@@ -127,8 +131,9 @@ def _rows_of(layer: Any) -> Float[Tensor, "o i"]:
     return weight.T if isinstance(layer, Conv1D) else weight
 
 
-def _bias_of(layers: Sequence[Any], like: Float[Tensor, "o i"]) -> Float[Tensor, " o"] | None:
+def _bias_of(layers: Sequence[Any]) -> Float[Tensor, " o"] | None:
     """Return the biases of layers beside each other, zeros for those without one; None if none has any."""
-    if all(one.bias is None for one in layers):
+    like = next((one.bias.detach() for one in layers if one.bias is not None), None)
+    if like is None:
         return None
     return torch.cat([like.new_zeros(len(_rows_of(one))) if one.bias is None else one.bias.detach() for one in layers])

@@ -16,10 +16,16 @@ TARGET = Option(
     check=model_name,
 )
 DRAFT = Option(
-    "Draft model with the same tokens: as --target; or self:int8, self:skip=12-19, made of the target.",
+    "Draft model with the same tokens: as --target; or self:int8, self:int4, self:skip=12-19, made of the target.",
     MODELS,
     metavar="MODEL",
     check=model_name,
+)
+WEIGHTS = Option(
+    "int8 or int4: round the target's weights to so many bits, on a CPU; the texts are that target's.",
+    MODELS,
+    metavar="NAME",
+    words=("int8", "int4"),
 )
 DTYPE = Option("auto, float32, bfloat16, float16 or float64.", MODELS, metavar="NAME", check=precision)
 DEVICE = Option("auto, cpu, cuda, cuda:1, ...", MODELS, metavar="NAME", check=device_name)
@@ -79,6 +85,7 @@ class ModelOptions:
     draft: str | None = DRAFT.usually(None)
     dtype: str = DTYPE.usually("auto")
     device: str = DEVICE.usually("auto")
+    weights: str | None = WEIGHTS.usually(None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,9 +139,10 @@ def load_served(settings: Settings) -> LoadedModels:
         PolydraftError: they cannot be loaded or served.
     """
     if settings.target is None:
-        pair = load_pair(dtype=settings.dtype, device=settings.device)
+        pair = load_pair(dtype=settings.dtype, device=settings.device, weights=settings.weights)
     else:
-        pair = load(settings.target, settings.draft, dtype=settings.dtype, device=settings.device)
+        named, place = (settings.target, settings.draft), settings.device
+        pair = load(*named, dtype=settings.dtype, device=place, weights=settings.weights)
     target = target_model(pair.target)
     if target.encodes:
         raise UnsupportedModel("The server takes decoders; this model has an encoder, so use polydraft.generate.")
