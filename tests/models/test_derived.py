@@ -1,5 +1,6 @@
 """Draft models made of the target: they share its weights, leave it as it was, and cost no exactness."""
 
+import copy
 import re
 import threading
 
@@ -11,19 +12,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polydraft
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
-from polydraft.models import draft_model
+from polydraft.models import HuggingFaceModel, draft_model
 from polydraft.models.derived import check_word, derived, in_few_bits, without_layers
 from polydraft.models.few_bits import FewBits, Int4Linear, Int8Linear
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
-def deep(layers: int = 5) -> LlamaForCausalLM:
+def deep(layers: int = 5, inner: int = 48) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=96,
         hidden_size=32,
-        intermediate_size=48,
+        intermediate_size=inner,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -52,6 +53,20 @@ def test_a_product_of_eight_bits_is_that_of_the_rounded_weights(rows: int, width
         assert (short(given) - exact).abs().max() < 0.02 * exact.abs().max()
         assert (exact - plain(given)).abs().max() < 0.02 * exact.abs().max()
     assert short.numbers.dtype == torch.int8 and short.numbers.abs().max() <= 127
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 65])
+@pytest.mark.parametrize("outputs", [48, 40, 7])
+def test_a_product_of_four_bits_is_that_of_the_rounded_weights(rows: int, outputs: int) -> None:
+    torch.manual_seed(rows)
+    plain = nn.Linear(96, outputs, bias=rows == 3)
+    short, given = Int4Linear(plain), torch.randn(rows, 96)
+    with torch.no_grad():
+        exact = given @ short.weight.T + (0 if plain.bias is None else plain.bias)
+        assert (short(given) - exact).abs().max() < 0.02 * exact.abs().max()
+    step = (plain.weight.view(outputs, 3, 32).amax(-1) - plain.weight.view(outputs, 3, 32).amin(-1)) / 15
+    far = (short.weight - plain.weight).view(outputs, 3, 32).abs().amax(-1)
+    assert (far <= 0.6 * step).all(), "half a step, and scales are rounded themselves"
 
 
 def test_it_may_be_made_where_no_gradients_are_kept() -> None:
@@ -94,8 +109,9 @@ def test_a_model_of_eight_bits_is_close_and_leaves_the_model_alone() -> None:
     assert short.get_input_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
 
 
-def test_the_fused_pass_of_eight_bits_is_the_models_own() -> None:
-    short = in_few_bits(deep(), "int8")
+@pytest.mark.parametrize("word", ["int8", "int4"])
+def test_the_fused_pass_of_few_bits_is_the_models_own(word: str) -> None:
+    short = in_few_bits(deep(inner=64), word)
     fused = draft_model(short)
     assert fused.fused is not None
     places = torch.arange(8).unsqueeze(0)
@@ -141,7 +157,7 @@ def test_greedy_text_is_the_targets(word: str, kind: str) -> None:
 
 def test_a_model_without_linear_layers_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="GPT2LMHeadModel has no linear layers of torch's"):
-        in_int8(tiny_model("gpt2", 96))
+        in_few_bits(tiny_model("gpt2", 96), "int8")
     draft = without_layers(tiny_model("gpt2", 96, dtype=torch.float32), [0])
     assert draft.config.num_hidden_layers == 1 and logits(draft).isfinite().all()
 
@@ -167,12 +183,66 @@ def test_a_model_with_something_on_it_that_cannot_be_copied_is_refused() -> None
         in_few_bits(model, "int8")
 
 
+@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drafts_do_not_change_the_greedy_text_of_a_target_of_few_bits(word: str, dtype: torch.dtype) -> None:
+    target = in_few_bits(deep(inner=64).to(dtype), word)
+    plain = polydraft.generate(target, IDS, drafter="none", max_new_tokens=24)
+    drafted = polydraft.generate(target, IDS, drafter=deep(inner=64).to(dtype), policy="2,1,1", max_new_tokens=24)
+    assert torch.equal(plain.sequences, drafted.sequences)
+    own = target.generate(IDS, do_sample=False, max_new_tokens=24)
+    assert torch.equal(plain.sequences, own)
+
+
+def test_a_copy_of_few_bits_computes_the_same_and_shares_nothing_made() -> None:
+    short = in_few_bits(deep(inner=64), "int4")
+    found, again = logits(short), copy.deepcopy(short)
+    assert torch.equal(logits(again), found)
+    with torch.no_grad():
+        again.model.layers[0].mlp.up_proj.scales.zero_()
+    assert torch.equal(logits(short), found)
+
+
+@pytest.mark.parametrize(
+    ("word", "change", "said"),
+    [
+        ("int4", {}, "Rows of model.layers.0.mlp.down_proj have 48 weights, and int4 takes 32 at a time; take int8"),
+        ("int8", {"quantization_config": {}}, "quantised already, so they cannot become int8"),
+    ],
+)
+def test_what_cannot_have_few_bits_is_refused_by_name(word: str, change: dict[str, object], said: str) -> None:
+    model = deep()
+    for name, value in change.items():
+        setattr(model.config, name, value)
+    with pytest.raises(UnsupportedModel, match=said):
+        in_few_bits(model, word)
+
+
+@pytest.mark.parametrize("word", ["int8", "int4"])
+def test_a_pair_is_loaded_with_weights_of_few_bits(word: str) -> None:
+    pair = polydraft.load_pair(weights=word)
+    assert any(isinstance(one, FewBits) for one in pair.target.modules())
+    assert not any(isinstance(one, FewBits) for one in pair.draft.modules())
+    assert HuggingFaceModel(pair.target).fused is not None
+    plain = polydraft.generate(pair.target, IDS, drafter="none", max_new_tokens=16)
+    drafted = polydraft.generate(pair.target, IDS, drafter=pair.draft, max_new_tokens=16)
+    assert torch.equal(plain.sequences, drafted.sequences) and drafted.statistics.accepted > 0
+
+
+def test_weights_of_unknown_bits_and_other_devices_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="weights must be None, 'int8' or 'int4', but is 'int3'"):
+        polydraft.load_pair(weights="int3")
+    with pytest.raises(UnsupportedModel, match="made for CPUs, but the model is on meta"):
+        in_few_bits(deep().to("meta"), "int8")
+
+
 def test_words_say_what_they_mean() -> None:
-    assert check_word("self:int8") == (True, frozenset())
-    assert check_word("self:skip=12-14,skip=3") == (False, frozenset({3, 12, 13, 14}))
+    assert check_word("self:int8") == ("int8", frozenset())
+    assert check_word("self:skip=12-14,skip=3") == ("", frozenset({3, 12, 13, 14}))
     for word in (
         "self:",
-        "self:int4",
+        "self:int2",
+        "self:int8,int4",
         "self:skip=",
         "self:skip=a",
         "self:int8,",

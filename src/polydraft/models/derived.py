@@ -151,7 +151,7 @@ def check_word(name: str) -> tuple[str, frozenset[int]]:
         named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
         layers |= {*named}
         bits = part if part in KINDS and not bits else bits
-        if not named and part != bits:
+        if not named and (not part or part != bits):
             raise InvalidParameter(
                 f"The draft model {name!r} is not known: one made of the target is self:int8, self:int4, "
                 "self:skip=12-19 (layers, counted from 0), or self:int8,skip=12-19."

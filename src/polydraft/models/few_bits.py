@@ -134,7 +134,7 @@ class Int4Linear(FewBits):
     @staticmethod
     def matrix(numbers, scales):
         """Return the matrix that they stand for."""
-        groups = _unpacked(numbers).unflatten(1, (-1, GROUP)) - 8
+        groups = _unpacked(numbers).float().unflatten(1, (-1, GROUP)) - 8
         return (groups * scales[..., :1].float() + scales[..., 1:].float()).flatten(1)
 
     @staticmethod
