@@ -11,7 +11,7 @@ from polydraft.catalogue import MANY, meant_drafter
 from polydraft.drafters import Drafter, DraftRequest, Session, is_head, load_head
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
 from polydraft.fetched import is_derived
-from polydraft.models import HuggingFaceModel, Pair, is_known, load_draft, shipped_head
+from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
@@ -39,8 +39,8 @@ def load(
         draft: the same of the draft model ("pair-draft"), or of a draft head ("pair-head", "smollm2-head"); or
             "self:int8", "self:int4", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for one that is made of the
             target.
-        dtype: "auto" (the checkpoint's own on a GPU, and on a CPU that multiplies bfloat16 where it is that; else single
-            precision), or a torch name such as "bfloat16".
+        dtype: "auto" (the checkpoint's own on a GPU; on a CPU bfloat16 where the checkpoint has it and the processor
+            multiplies it, else single precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
             texts then have; None leaves them.
@@ -115,7 +115,7 @@ def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
 
 
 def head_for(name: str | Path, target: nn.Module) -> Drafter:
-    """Load a draft head for a target that is there already, onto its device and in its precision.
+    """Load a draft head for a target that is there already, onto its device; on a CPU in its cheapest precision.
 
     Raises:
         CheckpointError: it is missing or damaged, or cannot draft.
@@ -124,7 +124,7 @@ def head_for(name: str | Path, target: nn.Module) -> Drafter:
         VocabularyMismatch: it has tokens that the target does not have.
     """
     model = HuggingFaceModel(target)
-    head = load_head(name, model.layers, cast(torch.dtype, target.dtype), model.device)
+    head = load_head(name, model.layers, cheapest(cast(torch.dtype, target.dtype), model.device), model.device)
     check_head(head, model)
     return head
 

@@ -1,6 +1,15 @@
 """Language models: the protocol, the cache, and the only door to Hugging Face."""
 
-from polydraft.models.anatomy import chosen_precision, function_of, linear_of, pack_linear_layers, weight_of
+from polydraft.models.anatomy import (
+    cheapest,
+    chosen_precision,
+    function_of,
+    kept_product,
+    linear_of,
+    pack_linear_layers,
+    weight_of,
+    weights_of,
+)
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.folders import is_known
 from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
@@ -99,6 +108,7 @@ __all__ = [
     "asked_within",
     "bytes_of",
     "cache_in",
+    "cheapest",
     "check_arguments",
     "check_config",
     "check_made_inside",
@@ -120,6 +130,7 @@ __all__ = [
     "inputs_beside",
     "is_known",
     "is_prepared",
+    "kept_product",
     "linear_of",
     "load",
     "load_draft",
@@ -148,5 +159,6 @@ __all__ = [
     "warn_of_serial",
     "weight_bytes",
     "weight_of",
+    "weights_of",
     "write_plain",
 ]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from threading import get_ident
 from types import MethodType
 from typing import Any
@@ -35,6 +36,9 @@ ELSEWHERE = frozenset(
 SAMPLE = 128
 """About so many entries of a weight are looked at."""
 MIXING = 0x1E3779B97F4A7C15
+PROCESSOR = Path("/proc/cpuinfo")
+SHORT_PRODUCTS = ("avx512_bf16", "amx_bf16", "bf16")
+"""What the system calls a processor's products of numbers in bfloat16; the last one on ARM."""
 NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -249,8 +253,8 @@ SMALL, LARGE = 1 << 16, 1 << 19
 class PackedLinear(nn.Linear):
     """A linear layer that shares the parameters of another and also keeps them packed.
 
-    The packed copy is used for inference in float32 on a CPU, without autocast, as long as the weights are those that
-    were packed; training them, moving them or changing their precision falls back to the plain layer.
+    The packed copy is used for inference on a CPU, without autocast, as long as the weights are those that were packed;
+    training them, moving them or changing their precision falls back to the plain layer.
     """
 
     def __init__(self, plain: nn.Linear) -> None:
@@ -267,8 +271,9 @@ class PackedLinear(nn.Linear):
         if torch.compiler.is_compiling():
             return functional.linear(input, self.weight, self.bias)  # the compiler packs weights itself
         rows = input.numel() // self.in_features
-        worth_it = rows > 1 or self.weight.numel() >= LARGE
-        usable = input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        short = self.weight.dtype == torch.bfloat16
+        worth_it = rows > 1 or short or self.weight.numel() >= LARGE
+        usable = input.dtype == self.weight.dtype and not torch.is_autocast_enabled("cpu")
         usable = usable and (self.weight.data_ptr(), self.weight._version) == self.origin
         if not worth_it or torch.is_grad_enabled() or not usable:
             return functional.linear(input, self.weight, self.bias)
@@ -289,7 +294,7 @@ def check_packed(model: nn.Module) -> None:
 def pack_linear_layers(model: nn.Module) -> nn.Module:
     """Replace a model's linear layers by packed ones where that helps; parameters and state stay what they are.
 
-    Does nothing for models over one GiB, off the CPU, in another precision than float32, or where torch has no oneDNN.
+    Does nothing for models over one GiB, off the CPU, in precisions that it does not multiply, or without oneDNN.
     """
     if fits_packed(model):
         for name, module in list(model.named_modules()):
@@ -306,8 +311,25 @@ def fits_packed(model: nn.Module) -> bool:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Tell whether there are packed products with such a matrix: on a CPU, in single precision, with oneDNN."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    """Tell whether there are packed products with such a matrix: on a CPU that multiplies its numbers, with oneDNN."""
+    known = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and multiplies_short())
+    return weight.device.type == "cpu" and known and torch.backends.mkldnn.is_available()
+
+
+@cache
+def multiplies_short() -> bool:
+    """Tell whether the processor multiplies numbers in bfloat16; where the system does not say, it does not."""
+    try:
+        flags = PROCESSOR.read_text()
+    except OSError:
+        return False
+    return any(f" {one}" in flags for one in SHORT_PRODUCTS)
+
+
+def cheapest(dtype: torch.dtype, device: torch.device | str) -> torch.dtype:
+    """Return the precision in which drafts are cheapest where a target runs in another one: rounding costs no law."""
+    single = dtype == torch.float32 and torch.device(device).type == "cpu"
+    return torch.bfloat16 if single and multiplies_short() else dtype
 
 
 def packed_product(
@@ -315,6 +337,34 @@ def packed_product(
 ) -> Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]:
     """Return rows -> rows @ weight.T + bias, over a packed copy of the matrix."""
     return partial(_POINTWISE, W=_packed(weight), B=bias, attr="none", scalars=[], algorithm="")
+
+
+class _Forgotten(dict[str, Any]):
+    """What stays behind when its owner is copied or stored: packed matrices can be neither."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return _Forgotten, ()
+
+
+def kept_product(holder: nn.Module, names: Sequence[str], rows: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
+    """Return products with several layers of a module, beside each other; for inference by a packed copy that it keeps.
+
+    Args:
+        holder: the module.
+        names: of its linear layers, or of parameters that are matrices.
+        rows: what is multiplied.
+    """
+    layers = [getattr(holder, name) for name in names]
+    pairs = [(one, None) if isinstance(one, Tensor) else (one.weight, one.bias) for one in layers]
+    if torch.is_grad_enabled() or rows.dtype != pairs[0][0].dtype or not can_pack(pairs[0][0]):
+        return torch.cat([functional.linear(rows, *pair) for pair in pairs], -1)
+    kept, places = holder.__dict__.setdefault("polydraft_products", _Forgotten()), [_place(pair[0]) for pair in pairs]
+    known = kept.get(names)
+    if known is None or known[0] != places:
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias.detach() for weight, bias in pairs]
+        bias = None if all(one is None for _, one in pairs) else torch.cat(biases)
+        known = kept[names] = places, packed_product(torch.cat([weight.detach() for weight, _ in pairs]), bias)
+    return known[1](rows.reshape(-1, rows.shape[-1])).view(*rows.shape[:-1], -1)
 
 
 def linear_of(weight: Float[Tensor, "o i"]) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights have few bits: eight, with a scale for each row, or four, with two numbers for each 32."""
+"""Linear layers whose weights have few bits: eight, with a scale for each row, or four, with a grid for each 32."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+
 Product = Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]
 STEPS = 127
 MOST_ROWS = 64

@@ -26,7 +26,7 @@ from transformers import (
 
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch, hint, shown
 from polydraft.fetched import SHIPPED, is_derived
-from polydraft.models.anatomy import pack_linear_layers
+from polydraft.models.anatomy import multiplies_short, pack_linear_layers
 from polydraft.models.checkpoints.folders import (
     Source,
     check_tokenizer_files,
@@ -85,10 +85,10 @@ def load(
 
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2".
-        draft: the same of the draft model; or "self:int8", "self:int4", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for
-            one that is made of the target.
-        dtype: "auto" (the checkpoint's own on a GPU, and on a CPU that multiplies bfloat16 where it is that; else single
-            precision), or a torch name such as "bfloat16".
+        draft: the same of the draft model; or "self:int8", "self:int4", "self:skip=12-19" (layers) or
+            "self:int8,skip=12-19" for one that is made of the target.
+        dtype: "auto" (the checkpoint's own on a GPU; on a CPU bfloat16 where the checkpoint has it and the processor
+            multiplies it, else single precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
             texts then have; None leaves them.
@@ -244,7 +244,7 @@ def _device(name: object) -> torch.device:
 
 def _dtype(name: object, device: torch.device) -> torch.dtype | str:
     if name == "auto":
-        return "auto" if device.type == "cuda" else torch.float32
+        return "auto" if device.type == "cuda" or multiplies_short() else torch.float32
     dtype = getattr(torch, name, None) if isinstance(name, str) else name
     if not isinstance(dtype, torch.dtype) or dtype not in PRECISIONS:
         meant = hint(name, ("auto", "float32", "bfloat16", "float16", "float64"))
@@ -344,7 +344,7 @@ def _check_weights_word(weights: object, device: torch.device) -> None:
     if weights not in KINDS:
         raise InvalidParameter(f"weights must be None, {' or '.join(map(repr, KINDS))}, but is {shown(weights)}.")
     if device.type != "cpu":
-        raise InvalidParameter(f"Weights of few bits are multiplied on CPUs, but the device is {device}; leave them out.")
+        raise InvalidParameter(f"Weights of few bits are for CPUs, but the device is {device}; leave them out.")
 
 
 def _model(
@@ -352,7 +352,10 @@ def _model(
 ) -> PreTrainedModel:
     try:
         with alone(source.path, source.gguf) as path:
-            door, _ = _kind(AutoConfig.from_pretrained(path, **source.arguments))
+            config = AutoConfig.from_pretrained(path, **source.arguments)
+            door, _ = _kind(config)
+            if precision == "auto" and device.type == "cpu":
+                precision = torch.bfloat16 if config.dtype == torch.bfloat16 else torch.float32
             loaded = door.from_pretrained(
                 path,
                 dtype=precision,

@@ -424,7 +424,7 @@ def test_the_targets_rows_are_copied_once_for_a_head_and_anew_when_they_change(
     states = torch.randn(1, 2, WIDTH, dtype=own.dtype)
 
     def check_rows(ends: HeadEnds, count: int) -> None:
-        found = ends.bound(HuggingFaceModel(own), WIDTH).output(states)
+        found = ends.bound(HuggingFaceModel(own), WIDTH, own.dtype).output(states)
         assert torch.allclose(found, own.lm_head(states)[..., ends.get_buffer("tokens")]) and len(made) == count
 
     check_rows(first, 1)

@@ -45,8 +45,8 @@ class Failing(HeadEnds):
         self.left, self.row, self.raises, self.always = after, row, raises, always
         self.bad: Tensor | None = None
 
-    def bound(self, target: LanguageModel, width: int) -> BoundEnds:
-        whole = super().bound(target, width)
+    def bound(self, target: LanguageModel, width: int, dtype: torch.dtype) -> BoundEnds:
+        whole = super().bound(target, width, dtype)
 
         def output(states: Tensor) -> Tensor:
             self.left -= 1

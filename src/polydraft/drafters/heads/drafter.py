@@ -16,7 +16,7 @@ from torch import Tensor, arange, cat, nn
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
 from polydraft.drafters.model import SAMPLED, check_listed, draft_rows, listed
 from polydraft.errors import InvalidParameter, TargetMismatch, VocabularyMismatch
-from polydraft.models import LanguageModel, Layer, linear_of, module_of, weight_of
+from polydraft.models import LanguageModel, Layer, linear_of, module_of, weight_of, weights_of
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import parts, shared
@@ -73,8 +73,8 @@ class HeadEnds(nn.Module):
         if lm_head is not None and tokens is not None and lm_head.out_features != len(tokens):
             raise InvalidParameter(f"A head of {len(tokens)} tokens has {lm_head.out_features} output rows.")
 
-    def bound(self, target: LanguageModel, width: int) -> BoundEnds:
-        """Return the ends for a target, of a head of this hidden width.
+    def bound(self, target: LanguageModel, width: int, dtype: torch.dtype) -> BoundEnds:
+        """Return the ends for a target, of a head of this hidden width and precision.
 
         Raises:
             TargetMismatch: the target's embeddings have another width, and the head has none of its own.
@@ -86,8 +86,9 @@ class HeadEnds(nn.Module):
         if self.lm_head is not None:
             output: Callable[[Tensor], Tensor] = self.lm_head
         else:
-            rows = target.unembedded if self.tokens is None else _rows(target, self.tokens)
-            output = lambda states: rows(states.to(like.dtype))  # noqa: E731  the target's own precision
+            rows = target.unembedded if self.tokens is None else _rows(target, self.tokens, dtype)
+            precision = like.dtype if self.tokens is None else dtype
+            output = lambda states: rows(states.to(precision))  # noqa: E731
         return BoundEnds(
             embed if self.scale == 1 else lambda ids: embed(ids) * self.scale,
             output if self.multiplier == 1 and self.softcap is None else lambda states: self._shaped(output(states)),
@@ -119,15 +120,15 @@ class HeadEnds(nn.Module):
             )
 
 
-def _rows(target: LanguageModel, tokens: Int[Tensor, " v"]) -> nn.Linear:
+def _rows(target: LanguageModel, tokens: Int[Tensor, " v"], dtype: torch.dtype) -> nn.Linear:
     """Return the target's output rows of a head's tokens: copied once, and anew when the target's have changed."""
     module = module_of(target)
     head = None if module is None else cast(Any, module).get_output_embeddings()
     if module is None or not isinstance(head, nn.Linear):
-        return linear_of(target.output_rows(tokens))
-    state, known = (weight_of(head.weight), weight_of(tokens)), _ROWS.get(module)
+        return linear_of(target.output_rows(tokens).to(dtype))
+    state, known = (weights_of(head), weight_of(tokens), dtype), _ROWS.get(module)
     if known is None or known[0] is not tokens or known[1] != state:
-        known = _ROWS[module] = tokens, state, linear_of(target.output_rows(tokens))
+        known = _ROWS[module] = tokens, state, linear_of(target.output_rows(tokens).to(dtype))
     return known[2]
 
 
@@ -326,7 +327,7 @@ class HeadDrafter(Drafter, Generic[Network]):
         """Return an empty memory and the ends for this target."""
         network, target = self.network, self._target(session)
         network.check(target, self.ends)
-        ends = self.ends.bound(target, network.width)
+        ends = self.ends.bound(target, network.width, next(network.parameters()).dtype)
         like = ends.embed(torch.zeros(1, 1, dtype=torch.int64, device=text.tokens.device))
         memory = network.memory(len(text.lengths), session.capacity, like)
         tokens = session.vocab_size if ends.tokens is None else len(ends.tokens)

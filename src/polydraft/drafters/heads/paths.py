@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from polydraft.models import kept_product
+
 Tokens = Int[Tensor, "b f"]
 
 
@@ -164,8 +166,8 @@ class Prefix(nn.Module):
 
     def forward(self, state: Float[Tensor, "b f s"], given: Float[Tensor, "b f d"]) -> Float[Tensor, "b f s"]:
         """Return the next states (arXiv 1406.1078, equations 5 to 8, with torch's place of the reset gate)."""
-        reset, update, new = (given @ self.weight_ih_l0.mT).chunk(3, dim=-1)
-        old_reset, old_update, old_new = (state @ self.weight_hh_l0.mT).chunk(3, dim=-1)
+        reset, update, new = kept_product(self, ("weight_ih_l0",), given).chunk(3, dim=-1)
+        old_reset, old_update, old_new = kept_product(self, ("weight_hh_l0",), state).chunk(3, dim=-1)
         keep = torch.sigmoid(update + old_update)
         fresh = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)
         return fresh + keep * (state - fresh)

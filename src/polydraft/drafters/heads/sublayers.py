@@ -6,7 +6,7 @@ renames as little as possible.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import pi
 
 import torch
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.errors import InvalidParameter
+from polydraft.models import kept_product
 from polydraft.rows import run
 
 Seen = Callable[[Float[Tensor, "b g n h"], Float[Tensor, "b g n h"]], tuple[Tensor, Tensor]]
@@ -52,6 +53,7 @@ class Rotation:
         if self.stretch not in ("", "linear", "llama3", "proportional"):
             raise InvalidParameter(f"Rotary positions of kind {self.stretch!r} are not known for draft heads.")
 
+    @lru_cache(maxsize=64)  # noqa: B019  a value, of which there are few
     def frequencies(self, channels: int, device: torch.device) -> Float[Tensor, " c"]:
         """Return the angle per position of each pair of channels."""
         exponent = torch.arange(0, channels, 2, device=device, dtype=torch.float32) / channels
@@ -96,6 +98,8 @@ class Norm(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Return the scaled states."""
+        if not torch.is_grad_enabled() and states.dtype == self.weight.dtype:
+            return nn.functional.rms_norm(states, self.weight.shape, self.weight, self.eps)
         return self.weight * evened(states, self.eps)
 
 
@@ -152,6 +156,7 @@ class Attention(nn.Module):
     """
 
     scale: float | None = None
+    given: tuple[str, ...] = ("k_proj", "v_proj")
 
     def __init__(self, anatomy: Anatomy, reads: int | None = None) -> None:
         super().__init__()
@@ -164,13 +169,17 @@ class Attention(nn.Module):
         self.q_norm = Norm(own.channels, own.eps) if own.normed else nn.Identity()
         self.k_norm = Norm(own.channels, own.eps) if own.normed else nn.Identity()
 
-    def _heads(self, flat: Float[Tensor, "b n c"]) -> Float[Tensor, "b n g h"]:
-        return flat.unflatten(-1, (-1, self.anatomy.channels))
+    def _heads(self, states: Float[Tensor, "b n r"], *names: str) -> Float[Tensor, "b n g h"]:
+        return kept_product(self, names, states).unflatten(-1, (-1, self.anatomy.channels))
 
     def keys(self, states: Float[Tensor, "b n r"], turn: Turn) -> tuple[Tensor, Tensor]:
         """Return rotated keys and values of tokens: "b g n h" each."""
-        keys = self.k_norm(self._heads(self.k_proj(states))).transpose(1, 2)
-        return turned(keys, turn), self._heads(self.v_proj(states)).transpose(1, 2)
+        return self.turned_keys(self._heads(states, *self.given), turn)
+
+    def turned_keys(self, projected: Float[Tensor, "b n g h"], turn: Turn) -> tuple[Tensor, Tensor]:
+        """Return the same of what the projections give."""
+        keys, values = projected.chunk(2, dim=2)
+        return turned(self.k_norm(keys).transpose(1, 2), turn), values.transpose(1, 2)
 
     def forward(
         self, states: Float[Tensor, "b n r"], turn: Turn, seen: Seen, mask: Bool[Tensor, "b #n m"]
@@ -181,8 +190,9 @@ class Attention(nn.Module):
             seen: gives all keys and values, given the tokens' own.
             mask: True where a token may look at a key.
         """
-        queries = turned(self.q_norm(self._heads(self.q_proj(states))).transpose(1, 2), turn)
-        keys, values = seen(*self.keys(states, turn))
+        queries, projected = self._heads(states, "q_proj", *self.given).tensor_split((self.anatomy.heads,), dim=2)
+        queries = turned(self.q_norm(queries).transpose(1, 2), turn)
+        keys, values = seen(*self.turned_keys(projected, turn))
         found = nn.functional.scaled_dot_product_attention(
             queries,
             keys,
@@ -207,7 +217,8 @@ class Gated(nn.Module):
 
     def forward(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Return what is added to the states."""
-        return self.down_proj(self.activation(self.gate_proj(states)) * self.up_proj(states))
+        gate, up = kept_product(self, ("gate_proj", "up_proj"), states).chunk(2, dim=-1)
+        return self.down_proj(self.activation(gate) * up)
 
 
 class Layer(nn.Module):
@@ -245,12 +256,12 @@ class GemmaAttention(Attention):
         self.own_values = own_values
         if not own_values:
             del self.v_proj
+            self.given = ("k_proj",)
 
-    def keys(self, states: Float[Tensor, "b n d"], turn: Turn) -> tuple[Tensor, Tensor]:
-        """Return rotated keys and evened values of tokens: "b g n h" each."""
-        projected = self._heads(self.k_proj(states))
-        values = self._heads(self.v_proj(states)) if self.own_values else projected
-        keys = turned(self.k_norm(projected).transpose(1, 2), turn)
+    def turned_keys(self, projected: Float[Tensor, "b n g h"], turn: Turn) -> tuple[Tensor, Tensor]:
+        """Return rotated keys and evened values of what the projections give."""
+        keys, values = projected.chunk(2, dim=2) if self.own_values else (projected, projected)
+        keys = turned(self.k_norm(keys).transpose(1, 2), turn)
         return keys, evened(values, self.anatomy.eps).transpose(1, 2)
 
 

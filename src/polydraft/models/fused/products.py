@@ -46,7 +46,7 @@ def joined(layers: Sequence[Any], order: Int[Tensor, " o"] | None = None, *, cop
     weights = [_rows_of(one) for one in layers]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     weight = weight if order is None else weight[order]
-    if can_pack(weight) or _packs_short(weight):
+    if can_pack(weight):
         return packed_product(weight.contiguous(), bias)
     return partial(functional.linear, weight=weight, bias=bias)
 
@@ -103,12 +103,6 @@ def norm_of(norm: nn.Module) -> Product:
 def _from_one(rows: Float[Tensor, "... d"], gains: Float[Tensor, " d"], size: tuple[int], eps: float) -> Tensor:
     """Norm rows in the precision of gains that are more precise than they are."""
     return functional.rms_norm(rows.to(gains.dtype), size, gains, eps).to(rows.dtype)
-
-
-def _packs_short(weight: Tensor) -> bool:
-    """Tell whether there are packed products with a matrix in bfloat16: on a CPU that multiplies such numbers."""
-    short = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    return short and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _is_linear(layer: nn.Module) -> bool:
