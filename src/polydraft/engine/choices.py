@@ -25,6 +25,7 @@ from polydraft.drafters import (
     Drafter,
     ModelDrafter,
     NgramDrafter,
+    NoDraft,
     PredictedDrafter,
     drafters_in,
     drafts_under,
@@ -37,6 +38,7 @@ from polydraft.drafters import (
 )
 from polydraft.engine.load import draft_for
 from polydraft.engine.loop.batch import Method
+from polydraft.engine.measured import fitted_policy
 from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived
 from polydraft.models import (
@@ -261,7 +263,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
     if any(one.facts.encodes for one in owned_models(drafter)) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")
-    verifier, policy = chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
+    named, verifier, policy = drafter, chosen_verifier(choices.verifier, drafter), chosen_policy(choices.policy)
     if _only_names_one(given):
         weighs = policy is None or (isinstance(policy, LearningPolicy) and policy.weighs_lookups)
         fixed = choices.compile or not weighs
@@ -279,6 +281,11 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     if isinstance(policy, LearningPolicy):
         policy.suited(usual)
     verifier = default_verifier(drafter, params) if verifier is None else verifier
+    if policy is None and unable is None and _only_names_one(given) and not choices.compile:
+        (named, *_) = drafters_in(cast(Drafter, named))
+        usual = fitted_policy(target, named, verifier.scheme, usual)
+        if usual is None:
+            return Method(NoDraft(), verifier, Chain(1))
     policy = usual if policy is None else policy
     return Method(drafter, verifier, policy if unable is None else chained(policy, unable))
 

@@ -1,7 +1,7 @@
 """Tuning: measure what a pair accepts and costs, choose trees by it, and use the choice, measured anew if need be."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,48 +14,24 @@ from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, DraftRequest, ModelDrafter, NoDraft, Session
 from polydraft.engine.choices import check_crowd, default_policy, default_verifier, without_branches
-from polydraft.engine.emission import Stopwatch
 from polydraft.engine.generate import stream
+from polydraft.engine.measured import ROUNDS, Rounds, time_target, timed, up_to
 from polydraft.engine.run import Run
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, shown
-from polydraft.models import HuggingFaceModel, LanguageModel, Pair
+from polydraft.models import HuggingFaceModel, Pair
 from polydraft.planning.acceptance import OBSERVED, RecordingVerifier, Visit, tally
 from polydraft.planning.costs import Curve, StepCosts
 from polydraft.planning.plan import Machine, PairIdentity, PairPlan, TunedTree, searched
 from polydraft.probs import Noise, SamplingParams
-from polydraft.reading import Text, reader_of
+from polydraft.reading import Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Chain, Fixed, TokenTree, TreePolicy, TreeShape, Widths, topology
+from polydraft.trees import Chain, Fixed, TreePolicy, Widths
 from polydraft.verifiers import TreeVerifier
 
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 FRONTIERS = (1, 2, 4, 8, 16, 32)
-ROUNDS = 9
 LEVELS = 3
 """How many levels of one width are timed at once: their time stands out from the noise of the clock."""
 Progress = Callable[[str, int, int], None]
-Rounds = Callable[[int, int], None]
-
-
-@torch.inference_mode()
-def time_target(
-    model: LanguageModel, tokens: Int[Tensor, "1 t"], most: int, *, rounds: int = ROUNDS, on_progress: Rounds
-) -> Curve:
-    """Time the target's pass over n = 1 to `most` tree nodes after these tokens.
-
-    All sizes are timed in turn, round after round, so that what else the machine does disturbs them alike.
-    """
-    sizes = _up_to(SIZES, most)
-    text = Text(tokens, torch.full_like(tokens[0, :1], tokens.shape[1]))
-    reader, _ = reader_of(model, 1, tokens.shape[1] + most).catch_up(text)
-
-    def score(nodes: int) -> None:
-        shape = topology(TreeShape(((nodes - 1,),) if nodes > 1 else ()), 1, tokens.device)
-        drafted = tokens[:, -1:].expand(1, nodes)
-        reader.score(text, TokenTree(drafted, shape, torch.ones_like(drafted, dtype=torch.bool)))
-
-    tasks = {nodes: partial(score, nodes) for nodes in sizes}
-    return Curve.through(_timed(tasks, model.facts.device, rounds, on_progress))
 
 
 @torch.inference_mode()
@@ -83,14 +59,14 @@ def time_draft(
         drafter.draft(state, DraftRequest(text, scheme, policy, noise))
 
     tasks = {0: partial(draft, Chain(1))}
-    for width in _up_to(FRONTIERS, most):
+    for width in up_to(FRONTIERS, most):
         tasks[width] = partial(draft, Fixed(Widths((width, *(1,) * LEVELS)).shape))
         try:
             tasks[width]()
         except (InvalidParameter, UnpairedScheme):  # a scheme that draws fewer children
             del tasks[width]
             break
-    samples = _timed(tasks, tokens.device, rounds, on_progress)
+    samples = timed(tasks, tokens.device, rounds, on_progress)
     short = samples.pop(0)
     levels = {
         width: [(whole - root) / LEVELS for whole, root in zip(times, short, strict=True)]
@@ -98,26 +74,6 @@ def time_draft(
     }
     curve = Curve.through(levels)
     return curve, max(0.0, median(short) - curve(1))
-
-
-def _up_to(counts: Iterable[int], most: int) -> list[int]:
-    return [*(count for count in counts if count < most), most]
-
-
-def _timed(
-    tasks: Mapping[int, Callable[[], None]], device: torch.device, rounds: int, on_progress: Rounds
-) -> dict[int, list[float]]:
-    """Return the seconds of every task in every round, after a round that does not count."""
-    samples: dict[int, list[float]] = {count: [] for count in tasks}
-    for turn in range(rounds + 1):
-        for count, task in tasks.items():
-            watch = Stopwatch(device)
-            with watch.charge("task"):
-                task()
-            if turn:
-                samples[count].append(watch.seconds["task"])
-        on_progress(turn + 1, rounds + 1)
-    return samples
 
 
 NAMES = ("target", "draft model")

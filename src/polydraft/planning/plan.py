@@ -12,6 +12,7 @@ from zlib import crc32
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
@@ -89,9 +90,14 @@ class Machine:
     @classmethod
     def of(cls, pair: Pair) -> "Machine":
         """Describe this machine, with the device and precision of the target."""
-        device = pair.target.device
+        return cls.of_model(pair.target)
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel) -> "Machine":
+        """Describe this machine, with the device and precision of a model."""
+        device = model.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        dtype = str(pair.target.dtype).removeprefix("torch.")
+        dtype = str(model.dtype).removeprefix("torch.")
         return cls(processor_name(), name, torch.get_num_threads(), dtype, torch.__version__)
 
     def differences(self, there: "Machine") -> list[str]:

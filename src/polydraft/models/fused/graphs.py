@@ -67,8 +67,10 @@ class _Memory:
         return sum(one.nbytes for one in self.stores)
 
     def fits(self, batch: int, capacity: int) -> bool:
-        """Tell whether a cache can have it."""
+        """Tell whether a cache can have it: what was made in inference mode cannot be written to outside."""
         _, rows, _, slots, _ = self.stores[0].shape
+        if self.stores[0].is_inference() and not torch.is_inference_mode_enabled():
+            return False
         return rows == batch and capacity <= slots <= LARGER * max(capacity, SLOTS)
 
 
@@ -163,9 +165,11 @@ class Graphs:
 
     def _memory(self, cache: TreeCache) -> _Memory:
         owner = cache.owner
-        if owner.recorded is None or owner.recorded.stores is not owner.stores:
-            self._owned(owner, _Memory(owner.stores))
-        return owner.recorded
+        memory: _Memory | None = owner.recorded
+        if memory is None or memory.stores is not owner.stores:
+            memory = _Memory(owner.stores)
+            self._owned(owner, memory)
+        return memory
 
     def _owned(self, cache: TreeCache, memory: _Memory) -> None:
         """Let a cache have memory, which is free when the cache is gone."""

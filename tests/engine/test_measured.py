@@ -1,0 +1,108 @@
+"""Default trees where passes were timed: smaller ones only where these are clearly faster, and the same from a file."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from doubles import tiny_model
+
+import polydraft
+from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter
+from polydraft.engine import measured
+from polydraft.engine.measured import DraftingCosts, fitted_policy
+from polydraft.models import HuggingFaceModel
+from polydraft.schemes import IID, TopK
+from polydraft.trees import BestFirst, Chain, Fixed, TreePolicy, Widths
+
+FLAT = DraftingCosts(tuple((count, 0.01) for count in (1, 2, 4, 8, 16)), 0.001, 0.001)
+JUMPS = DraftingCosts(((1, 0.01), (4, 0.012), (5, 0.03), (16, 0.05)), 0.001, 0.001)
+DEAR = DraftingCosts(((1, 0.01), (2, 0.03), (16, 0.2)), 0.02, 0.03)
+USUAL = [BestFirst(8), Chain(5), Fixed(Widths((3, 2, 1)).shape)]
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HuggingFaceModel:
+    """A target whose passes are timed, with a cache folder of its own."""
+    monkeypatch.setenv("POLYDRAFT_MEASURE", "yes")
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    return HuggingFaceModel(tiny_model(seed=1))
+
+
+def told(monkeypatch: pytest.MonkeyPatch, costs: DraftingCosts | None) -> list[object]:
+    """Let these be the costs that are measured; return what was asked for."""
+    asked: list[object] = []
+    monkeypatch.setattr(measured, "_measured", lambda *given: asked.append(given) or costs)
+    return asked
+
+
+def drafter() -> Drafter:
+    return ModelDrafter(HuggingFaceModel(tiny_model(seed=2)))
+
+
+@pytest.mark.parametrize("usual", USUAL, ids=str)
+@pytest.mark.parametrize("costs", [FLAT, None])
+def test_the_usual_tree_stays_where_passes_are_flat_or_not_timed(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy, costs: DraftingCosts | None
+) -> None:
+    told(monkeypatch, costs)
+    assert fitted_policy(door, drafter(), TopK(), usual) == usual
+
+
+@pytest.mark.parametrize("usual", USUAL, ids=str)
+def test_trees_end_where_passes_jump(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy
+) -> None:
+    told(monkeypatch, JUMPS)
+    fitted = fitted_policy(door, drafter(), TopK(), usual)
+    assert fitted is not None and fitted.most_drafts == 3
+
+
+def test_nothing_is_drafted_where_no_draft_can_pay_and_a_sentence_says_why(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, DEAR)
+    draft, prompt = tiny_model(seed=2), torch.tensor([[1, 2, 3]])
+    with pytest.warns(UserWarning, match=r"Nothing is drafted: a pass over 2 tokens takes 30\.0 ms, one over a single"):
+        output = polydraft.generate(door.model, prompt, drafter=draft, max_new_tokens=6)
+    assert output.statistics.drafted == 0 and output.statistics.target_calls == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a tree that is asked for is drafted
+        output = polydraft.generate(door.model, prompt, drafter=draft, policy=2, max_new_tokens=6)
+    assert output.statistics.drafted > 0
+
+
+def test_costs_are_measured_once_and_read_by_the_next_process(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked, drafting = told(monkeypatch, JUMPS), drafter()
+    for _ in range(2):
+        assert fitted_policy(door, drafting, IID(), Chain(5)) == Chain(3)
+    assert len(asked) == 1
+    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    assert fitted_policy(door, drafting, IID(), Chain(5)) == Chain(3) and len(asked) == 1
+    (file,) = (tmp_path / "costs").iterdir()
+    file.write_text(file.read_text().replace("0.0", "-1"))
+    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    assert fitted_policy(door, drafting, IID(), Chain(5)) == Chain(3) and len(asked) == 2
+    assert json.loads(file.read_text())["level"] == JUMPS.level
+
+
+@pytest.mark.filterwarnings("ignore:Nothing is drafted")
+def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> None:
+    fitted_policy(door, drafter(), TopK(), BestFirst(4))
+    (file,) = (tmp_path / "costs").iterdir()
+    row = json.loads(file.read_text())
+    assert [count for count, _ in row["passes"]] == [1, 2, 4, 5]
+    assert all(seconds > 0 for _, seconds in row["passes"]) and row["level"] >= 0
+
+
+def test_text_drafters_and_trees_that_were_named_are_not_timed(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = told(monkeypatch, DEAR)
+    prompt = torch.tensor([[1, 2, 3]])
+    for choice in ({"drafter": NgramDrafter()}, {"drafter": drafter(), "policy": Chain(2)}, {"drafter": "none"}, {}):
+        polydraft.generate(door.model, prompt, max_new_tokens=4, **choice)
+    assert not asked
