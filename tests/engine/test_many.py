@@ -16,7 +16,7 @@ import polydraft
 from polydraft import Completed, ModelDrafter, NoDraft, generate_many
 from polydraft.drafters import EnsembleDrafter
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, check_memory, hugging_face
+from polydraft.models import HuggingFaceModel, check_memory, hugging_face, memory
 from polydraft.verifiers import ByShape
 
 VOCAB, NEW = 30, 8
@@ -167,18 +167,18 @@ class TestMemory:
     def test_the_smaller_of_machine_and_container_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         machine = tmp_path / "meminfo"
         machine.write_text("MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable: 100 kB\n")
-        monkeypatch.setattr(hugging_face, "MEMORY_INFO", machine)
-        monkeypatch.setattr(hugging_face, "CONTAINER", tmp_path)
-        assert hugging_face.free_bytes(torch.device("cpu")) == 102_400
+        monkeypatch.setattr(memory, "MEMORY_INFO", machine)
+        monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+        assert memory.free_bytes(torch.device("cpu")) == 102_400
         (tmp_path / "memory.max").write_text("max\n")
         (tmp_path / "memory.current").write_text("9\n")
-        assert hugging_face.free_bytes(torch.device("cpu")) == 102_400
+        assert memory.free_bytes(torch.device("cpu")) == 102_400
         (tmp_path / "memory.max").write_text("5000\n")
         (tmp_path / "memory.current").write_text("4000\n")
         (tmp_path / "memory.stat").write_text("anon 3500\nfile 500\n")
-        assert hugging_face.free_bytes(torch.device("cpu")) == 1_500
+        assert memory.free_bytes(torch.device("cpu")) == 1_500
         machine.unlink()
-        assert hugging_face.free_bytes(torch.device("cpu")) == 1_500
+        assert memory.free_bytes(torch.device("cpu")) == 1_500
 
 
 def test_the_snippet_of_the_page_on_batches_runs() -> None:

@@ -14,7 +14,7 @@ import polydraft
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import HuggingFaceModel, draft_model
 from polydraft.models.derived import check_word, derived, in_few_bits, without_layers
-from polydraft.models.few_bits import FewBits, Int4Linear, Int8Linear
+from polydraft.models.fused.few_bits import FewBits, Int4Linear, Int8Linear
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 

@@ -17,6 +17,7 @@ from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
+from polydraft.models.fused.few_bits import FewBits
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
     OF_A_CALL_THAT_ENDS,
@@ -86,6 +87,7 @@ __all__ = [
     "CompiledModel",
     "Conversation",
     "Facts",
+    "FewBits",
     "Forward",
     "Grammar",
     "HeldBack",

@@ -15,7 +15,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.fetched import DERIVED
 from polydraft.models.anatomy import function_of
 from polydraft.models.checks.layout import is_offloaded
-from polydraft.models.few_bits import GROUP, KINDS, FewBits, Int4Linear, Int8Linear
+from polydraft.models.fused.few_bits import GROUP, KINDS, FewBits, Int4Linear, Int8Linear
 
 NUMBER = "layer_idx"
 

@@ -1,9 +1,7 @@
 """The one door to Hugging Face models: any causal model with a standard attention cache, and the memory it needs."""
 
 import inspect
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -41,6 +39,7 @@ from polydraft.models.checks.trial import check_trial
 from polydraft.models.derived import kept, without_layers
 from polydraft.models.fused.fused_pass import FusedPass, fused_pass
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
+from polydraft.models.memory import free_bytes
 from polydraft.models.sources import (
     ReadPrompt,
     crossing,
@@ -407,8 +406,6 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
 
 
 GIB = 1 << 30
-MEMORY_INFO = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")
 
 
 def module_of(model: LanguageModel) -> nn.Module | None:
@@ -440,17 +437,6 @@ def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
     return 2 * model.layers * kept * capacity * width * model.model.dtype.itemsize
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can still be allocated on a device; on a CPU, of the machine's or container's memory.
-
-    What torch keeps on a GPU for later and what the system keeps of files is counted as free.
-    """
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
-    return min(_machine_bytes(), _container_bytes())
-
-
 def check_memory(models: Sequence[LanguageModel], batch: int, capacity: int) -> None:
     """Check that the caches of a batch fit into the free memory, as far as the models' caches are known.
 
@@ -467,30 +453,3 @@ def check_memory(models: Sequence[LanguageModel], batch: int, capacity: int) -> 
             f"values, but {free / GIB:.1f} GiB are free: "
             + (f"{fit} would fit." if fit else "not even one fits; ask for fewer new tokens.")
         )
-
-
-def _machine_bytes() -> int:
-    """Return the machine's available memory; where the system does not say, all that it has."""
-    available = _field(MEMORY_INFO, "MemAvailable:")
-    if available is not None:
-        return available * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _container_bytes() -> int:
-    """Return what the container may still take, if it has a limit; else more than any machine has."""
-    try:
-        limit = (CONTAINER / "memory.max").read_text().strip()
-        used = int((CONTAINER / "memory.current").read_text())
-    except (OSError, ValueError):
-        return 1 << 62
-    return max(0, int(limit) - used + (_field(CONTAINER / "memory.stat", "file") or 0)) if limit.isdigit() else 1 << 62
-
-
-def _field(path: Path, name: str) -> int | None:
-    """Return the number after a name at the beginning of a line; None if there is none."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)

@@ -39,7 +39,7 @@ from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.supported import check_architecture
 from polydraft.models.derived import check_word, derived, in_few_bits
-from polydraft.models.few_bits import KINDS
+from polydraft.models.fused.few_bits import KINDS
 from polydraft.models.hugging_face import HuggingFaceModel
 
 MOST_PADDING = 1024

@@ -143,7 +143,7 @@ def _rows(results: list[tuple[Run, Comparison]]) -> dict[str, list[str]]:
             "acceptance by depth": " ".join(f"{rate:.2f}" for rate in drafted.acceptance_by_depth),
             "tokens per second, plain": f"{result.plain.tokens_per_second:.1f}",
             "tokens per second, with drafts": f"{drafted.tokens_per_second:.1f}",
-            "time": describe_times(drafted).split(": ")[1].replace(", ", "\n"),
+            "time": describe_times(drafted).split(": ", 1)[1].replace(", ", "\n"),
             "speed-up (median of pairs)": f"{result.speedup:.2f}x{unless_faster(result)}",
         }
         for name, cell in cells.items():

@@ -6,6 +6,7 @@ from rich.table import Table
 from polydraft.catalogue import tree_in_words
 from polydraft.cli.printing import named_values
 from polydraft.engine import Comparison, Run, Statistics
+from polydraft.models import FewBits, HuggingFaceModel, LanguageModel
 from polydraft.probs import filters_in_force
 from polydraft.trees import LearningPolicy, TreePolicy
 
@@ -31,7 +32,21 @@ def describe_setup(run: Run) -> dict[str, object]:
         **filters_in_force(law.params),
         "temperature": law.params.temperature,
         **({"processors": processors} if processors else {}),
+        "passes": pass_in_words(setup.target),
     }
+
+
+def pass_in_words(target: LanguageModel) -> str:
+    """Return in which precision a target runs, by which pass, and what its copies of weights cost."""
+    if not isinstance(target, HuggingFaceModel):
+        return "its own"
+    found = [str(target.model.dtype).removeprefix("torch.")]
+    found += sorted({f"weights of {one.bits} bits" for one in target.modules if isinstance(one, FewBits)})
+    if target.fused is None:
+        return ", ".join([*found, f"own modules ({target.why_not_fused.rstrip('.')})"])
+    recorded = ", recorded" if target.fused.graphs is not None else ""
+    copies = f"{target.fused.copied >> 20:,} MiB of weights copied" if target.fused.copied else "no weights copied"
+    return ", ".join([*found, f"fused{recorded} ({copies})"])
 
 
 def print_run(console: Console, run: Run, comparison: Comparison | None) -> None:
@@ -83,13 +98,16 @@ def add_statistics(table: Table, statistics: Statistics) -> None:
 
 
 def describe_times(statistics: Statistics) -> str:
-    """Return where the time went, in per cent of the total."""
+    """Return where the time went, in per cent of the total, and what a step took of it."""
     total = statistics.seconds.get("total", 0.0)
     if not total:
         return "not measured"
     names = [name for name in ("prefill", "draft", "target", "verify", "rest") if name in statistics.seconds]
-    shares = [f"{name} {100 * statistics.seconds[name] / total:.0f} %" for name in names]
-    return f"{total:.2f} s: " + ", ".join(shares)
+    shares = {name: f"{name} {100 * statistics.seconds[name] / total:.0f} %" for name in names}
+    if statistics.steps:
+        for name in (one for one in names if one != "prefill"):
+            shares[name] += f" ({1000 * statistics.seconds[name] / statistics.steps:.1f} ms a step)"
+    return f"{total:.2f} s: " + ", ".join(shares.values())
 
 
 def unless_faster(comparison: Comparison) -> str:

@@ -10,15 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from polydraft.errors import UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.anatomy import HEAD, function_of
 from polydraft.models.cache import TreeCache
 from polydraft.models.fused.blueprint import Attending, Blueprint, Inner, LayerPlan, blueprint_of
 from polydraft.models.fused.graphs import Graphs, Masks
 from polydraft.models.language_model import Forward, Layer
+from polydraft.models.memory import affords_copies
 
-MOST_BYTES = 1 << 30
-"""Of larger models the weights are not copied, joined and packed: that would take too much memory beside their own."""
 PLACE = "polydraft_fused"
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 """How far what a layer adds may be from what the model's own adds, relative to that, in the norm of rows."""
@@ -49,6 +48,8 @@ class FusedPass:
     def __init__(self, blueprint: Blueprint) -> None:
         self.plan = blueprint
         self.graphs: Graphs | None = None
+        self.copied = 0
+        """How many bytes of weights were copied."""
 
     def __call__(
         self,
@@ -290,25 +291,31 @@ class _Known:
 def _made(model: PreTrainedModel, kinds: Sequence[str], context: int, own: Trial) -> FusedPass | str:
     """Return a pass that computes what the model does, or why there is none."""
     try:
+        size = _size(model)
+        copied = affords_copies(size, model.device)
         with torch.autocast(model.device.type, enabled=False):
-            for plan in blueprint_of(model, kinds, copied=_affords_copies(model)).variants():
+            for plan in blueprint_of(model, kinds, copied=copied).variants():
                 made = FusedPass(plan)
                 if _is_same(model, made, kinds, context, own):
                     made.graphs = Graphs(made) if model.device.type == "cuda" and plan.records else None
+                    made.copied = size if copied else 0
                     return made
     except UnsupportedModel as error:
         return str(error).rstrip(".")
+    except InvalidParameter:
+        raise
     except STRANGE as error:
         return f"reading its modules ended in {type(error).__name__}"
     return "its layers compute something else than their modules say"
 
 
-def _affords_copies(model: PreTrainedModel) -> bool:
+def _size(model: PreTrainedModel) -> int:
+    """Return the bytes of a model's weights."""
     weights = [*model.parameters()]
     places = {one.device for one in weights}
     if len(places) > 1 or any(one.type == "meta" for one in places):
         raise UnsupportedModel("it is spread over several devices")
-    return sum(one.numel() * one.element_size() for one in weights) <= MOST_BYTES
+    return sum(one.numel() * one.element_size() for one in weights)
 
 
 @torch.no_grad()

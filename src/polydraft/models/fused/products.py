@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.anatomy import PackedLinear, can_pack, packed_product
-from polydraft.models.few_bits import FewBits
+from polydraft.models.fused.few_bits import FewBits
 
 Product = Callable[[Float[Tensor, "... i"]], Float[Tensor, "... o"]]
 LINEAR = (nn.Linear, PackedLinear, Conv1D)

@@ -25,10 +25,12 @@ class FewBits(nn.Linear):
     Layers around it, such as adapters, may look at its `weight`: that is the matrix that the bits stand for.
 
     Attributes:
+        bits: how many a weight has.
         numbers: the bits, a row for each output.
         scales: what they are multiplied by, and more, a row for each output.
     """
 
+    bits: int
     numbers: nn.Parameter
     scales: nn.Parameter
 
@@ -96,6 +98,8 @@ class FewBits(nn.Linear):
 class Int8Linear(FewBits):
     """Weights of eight bits, whole multiples of a step of each row."""
 
+    bits = 8
+
     @staticmethod
     def shortened(weight):
         """Return the nearest multiples of each row's step, and the steps in single precision, above its smallest."""
@@ -120,6 +124,8 @@ class Int4Linear(FewBits):
 
     The grid is that of Q4_1 files, with scales in bfloat16.
     """
+
+    bits = 4
 
     @staticmethod
     def shortened(weight):
