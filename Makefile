@@ -14,7 +14,7 @@ MARKED := gpu or slow or grammars or smollm2 or families or browser or soak
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-models test-grammars \
+.PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-own-passes test-models test-grammars \
 	test-smollm2 test-browser soak site lint format clean
 
 env: $(READY)
@@ -62,6 +62,10 @@ smoke-newest:
 
 test-slow: env
 	$(RUN) -m "slow and not gpu and not grammars and not smollm2"
+
+# What concerns passes once more, by models' own modules, which those of unknown anatomy run.
+test-own-passes: env
+	$(RUN) -m "not ($(MARKED))" --passes own tests/engine tests/exact tests/models tests/drafters tests/contract
 
 # Every type of causal model that transformers registers, as a tiny model: ten minutes.
 test-models: env

@@ -6,10 +6,12 @@ from collections.abc import Generator
 
 import pytest
 import torch
+from doubles import OWN
 from hypothesis import settings
 from pairwise import mark_the_rest
 
 from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
 
 os.environ["POLYDRAFT_MEASURE"] = "no"  # default trees are the same whatever this machine's passes take
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -27,6 +29,18 @@ class Deaf(list[object]):
 def nobody_is_told_of_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether machine code is on disk already must not show in what commands say."""
     monkeypatch.setattr("polydraft.machine_code._TOLD", Deaf())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the suites run over models' own modules, too."""
+    parser.addoption("--passes", choices=("fused", "own"), default="fused", help="by which passes models are run")
+
+
+@pytest.fixture(autouse=True)
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run models by the passes that were asked for."""
+    if request.config.getoption("--passes") == "own":
+        monkeypatch.setattr(HuggingFaceModel, "_fuse", lambda _: OWN)
 
 
 def pytest_runtest_setup() -> None:

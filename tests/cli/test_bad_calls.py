@@ -153,7 +153,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             loaded(target, draft, dtype, device) if usual else polydraft.load(target, draft, dtype=dtype, device=device)
         )
 
-    def load_pair(*, dtype: str = "auto", device: str = "auto") -> Any:
+    def load_pair(*, dtype: str = "auto", device: str = "auto", weights: str | None = None) -> Any:
         return load(str(good.target), str(good.draft), dtype=dtype, device=device)
 
     def interrupted(*_: Any, **__: Any) -> Any:

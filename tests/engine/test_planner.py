@@ -119,7 +119,7 @@ def test_the_text_is_plain_decodings_at_temperature_zero_whatever_is_chosen() ->
     prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
     settings = {"attention_mask": torch.ones_like(prompt), "temperature": 0.0, "max_new_tokens": 120}
     plain = polydraft.stream(target, prompt, drafter=polydraft.NoDraft(), **settings).exhaust()
-    planner = Planner((Widths((1,)), Chain(3), Widths((2, 1))))
+    planner = InTurns((Widths((1,)), Chain(3), Widths((2, 1))))
     for _ in range(3):
         run = polydraft.stream(target, prompt, drafter=perturbed(target, 0.02), policy=planner, **settings).exhaust()
         assert run.new_tokens == plain.new_tokens

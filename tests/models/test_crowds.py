@@ -192,7 +192,7 @@ def test_the_server_refuses_such_a_model(monkeypatch: pytest.MonkeyPatch) -> Non
     pair = SimpleNamespace(target=dynamic(), draft=None, tokenizer=None)
     monkeypatch.setattr("polydraft.server.worker.served.load", lambda *_, **__: pair)
     with pytest.raises(UnsupportedModel, match="texts that are written side by side would change each other"):
-        load_served(SimpleNamespace(target="a", draft=None, dtype="auto", device="cpu"))  # type: ignore[arg-type]
+        load_served(SimpleNamespace(target="a", draft=None, dtype="auto", device="cpu", weights=None))  # type: ignore[arg-type]
 
 
 def test_as_a_draft_model_it_is_harmless() -> None:

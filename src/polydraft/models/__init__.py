@@ -17,7 +17,6 @@ from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
-from polydraft.models.fused.few_bits import FewBits
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
     OF_A_CALL_THAT_ENDS,
@@ -51,7 +50,14 @@ from polydraft.models.generation.prompts import (
     sources_of,
 )
 from polydraft.models.grammar.grammar import Grammar
-from polydraft.models.hugging_face import HuggingFaceModel, check_memory, module_of, same_model, weight_bytes
+from polydraft.models.hugging_face import (
+    HuggingFaceModel,
+    check_memory,
+    module_of,
+    pass_in_words,
+    same_model,
+    weight_bytes,
+)
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer, ShowsSlots
 from polydraft.models.loading import (
     Pair,
@@ -87,7 +93,6 @@ __all__ = [
     "CompiledModel",
     "Conversation",
     "Facts",
-    "FewBits",
     "Forward",
     "Grammar",
     "HeldBack",
@@ -143,6 +148,7 @@ __all__ = [
     "one_row",
     "own_inputs",
     "pack_linear_layers",
+    "pass_in_words",
     "plain_config",
     "plain_shapes",
     "prepare_by_hugging_face",

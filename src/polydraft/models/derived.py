@@ -113,7 +113,7 @@ def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
             between passes, or its layers are of other kinds, or of sizes that four bits do not fit.
     """
     name, head = type(model).__name__, cast(Any, model).get_output_embeddings()
-    bits = f"{word[3:]} bits"
+    bits = f"{WORDS[KINDS[word].bits]} bits"
     if getattr(model.config, "quantization_config", None) is not None:
         raise UnsupportedModel(f"The weights of this {name} are quantised already, so they cannot become {word}.")
     if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
@@ -136,6 +136,7 @@ def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
     return made
 
 
+WORDS = {8: "eight", 4: "four"}
 SKIP = re.compile(r"skip=(\d{1,4})(?:-(\d{1,4}))?")
 
 

@@ -37,6 +37,7 @@ from polydraft.models.checks.layout import (
 from polydraft.models.checks.supported import check_model, counts_itself, remembers
 from polydraft.models.checks.trial import check_trial
 from polydraft.models.derived import kept, without_layers
+from polydraft.models.fused.few_bits import FewBits
 from polydraft.models.fused.fused_pass import FusedPass, fused_pass
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.memory import free_bytes
@@ -414,6 +415,19 @@ def module_of(model: LanguageModel) -> nn.Module | None:
     What wraps a model names its `module`.
     """
     return model.model if isinstance(model, HuggingFaceModel) else getattr(model, "module", None)
+
+
+def pass_in_words(target: LanguageModel) -> str:
+    """Return in which precision a target runs, by which pass, and what its copies of weights cost."""
+    if not isinstance(target, HuggingFaceModel):
+        return "its own"
+    found = [str(target.model.dtype).removeprefix("torch.")]
+    found += sorted({f"weights of {one.bits} bits" for one in target.modules if isinstance(one, FewBits)})
+    if target.fused is None:
+        return ", ".join([*found, f"own modules ({target.why_not_fused.rstrip('.')})"])
+    recorded = ", recorded" if target.fused.graphs is not None else ""
+    copies = f"{target.fused.copied >> 20:,} MiB of weights copied" if target.fused.copied else "no weights copied"
+    return ", ".join([*found, f"fused{recorded} ({copies})"])
 
 
 def weight_bytes(model: LanguageModel) -> int:

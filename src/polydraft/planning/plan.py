@@ -12,7 +12,6 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
@@ -93,7 +92,7 @@ class Machine:
         return cls.of_model(pair.target)
 
     @classmethod
-    def of_model(cls, model: PreTrainedModel) -> "Machine":
+    def of_model(cls, model: Any) -> "Machine":
         """Describe this machine, with the device and precision of a model."""
         device = model.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

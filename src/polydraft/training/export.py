@@ -90,6 +90,7 @@ def export_pair(work: Path, target: Path, draft: Path, out: Path, recipe: PairRe
         model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
         model.save_pretrained(str(out / name))
         tokenizer.save_pretrained(str(out / name))
+        _run_in_single(out / name / "config.json")
     wanted, drafting = (
         AutoModelForCausalLM.from_pretrained(str(out / name), dtype=torch.float32) for name in ("target", "draft")
     )
@@ -98,6 +99,12 @@ def export_pair(work: Path, target: Path, draft: Path, out: Path, recipe: PairRe
     for name, model in (("target", wanted), ("draft", drafting)):
         (out / name / "README.md").write_text(_card(name, model, recipe, quality, corpus))
     return quality
+
+
+def _run_in_single(config: Path) -> None:
+    """Let a model that is stored in bfloat16 run in single precision: so small ones write the same text everywhere."""
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps({**settings, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
 
 
 def _card(role: str, model: PreTrainedModel, recipe: PairRecipe, quality: Quality, corpus: dict[str, object]) -> str:

@@ -6,7 +6,7 @@ from rich.table import Table
 from polydraft.catalogue import tree_in_words
 from polydraft.cli.printing import named_values
 from polydraft.engine import Comparison, Run, Statistics
-from polydraft.models import FewBits, HuggingFaceModel, LanguageModel
+from polydraft.models import pass_in_words
 from polydraft.probs import filters_in_force
 from polydraft.trees import LearningPolicy, TreePolicy
 
@@ -34,19 +34,6 @@ def describe_setup(run: Run) -> dict[str, object]:
         **({"processors": processors} if processors else {}),
         "passes": pass_in_words(setup.target),
     }
-
-
-def pass_in_words(target: LanguageModel) -> str:
-    """Return in which precision a target runs, by which pass, and what its copies of weights cost."""
-    if not isinstance(target, HuggingFaceModel):
-        return "its own"
-    found = [str(target.model.dtype).removeprefix("torch.")]
-    found += sorted({f"weights of {one.bits} bits" for one in target.modules if isinstance(one, FewBits)})
-    if target.fused is None:
-        return ", ".join([*found, f"own modules ({target.why_not_fused.rstrip('.')})"])
-    recorded = ", recorded" if target.fused.graphs is not None else ""
-    copies = f"{target.fused.copied >> 20:,} MiB of weights copied" if target.fused.copied else "no weights copied"
-    return ", ".join([*found, f"fused{recorded} ({copies})"])
 
 
 def print_run(console: Console, run: Run, comparison: Comparison | None) -> None:

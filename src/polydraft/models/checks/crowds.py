@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from polydraft.models.fused.few_bits import rounds_short
 from polydraft.models.language_model import LanguageModel
 from polydraft.models.sources import is_encoder_decoder
 
@@ -46,7 +47,8 @@ def known_crowd(model: PreTrainedModel) -> str | None:
 def tried_crowd(door: CrowdedModel) -> str | None:
     """Return in words what passes over eight tokens show of a dependence on others; None if there is none."""
     alone, equal, mixed = _beside(door) if door.facts.branches else _before(door)
-    half, spread = torch.finfo(door.model.dtype).bits < 32, _rms(alone - alone.mean())
+    half = rounds_short(door.model) or torch.finfo(door.model.dtype).bits < 32
+    spread = _rms(alone - alone.mean())
     config: Any = door.model.config.get_text_config(decoder=True)
     experts = any(word in name for name, size in vars(config).items() if type(size) is int for word in EXPERTS)
     if _rms(equal - alone) > (HALF_PASSED_OVER if half else PASSED_OVER) * spread:

@@ -30,6 +30,7 @@ from polydraft.models.checks.layout import (
     twin_of,
 )
 from polydraft.models.checks.supported import reads_prompts_both_ways
+from polydraft.models.fused.few_bits import rounds_short
 from polydraft.models.language_model import Cache, LanguageModel
 from polydraft.models.sources import decoder_inputs, is_encoder_decoder, stand_in
 from polydraft.probs import Noise
@@ -388,7 +389,7 @@ def _agreeing(model: PreTrainedModel) -> float:
 
 
 def _in_half(model: PreTrainedModel) -> bool:
-    return torch.finfo(chosen_precision(device_of(model)) or model.dtype).bits < 32
+    return rounds_short(model) or torch.finfo(chosen_precision(device_of(model)) or model.dtype).bits < 32
 
 
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:

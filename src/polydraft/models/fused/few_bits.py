@@ -155,6 +155,11 @@ class Int4Linear(FewBits):
         return lambda rows: torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, GROUP, grid)[:, :few]
 
 
+def rounds_short(model: nn.Module) -> bool:
+    """Tell whether a model has such layers, so that its numbers are rounded to bfloat16 on their way."""
+    return any(isinstance(one, FewBits) for one in model.modules())
+
+
 def _unpacked(numbers: Int[Tensor, "o h"]) -> Int[Tensor, "o i"]:
     """Return numbers of four bits, one in a byte."""
     return torch.stack([numbers & LEVELS, numbers >> 4], -1).flatten(1)
