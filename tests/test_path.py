@@ -19,7 +19,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "no drafts": {"temperature": 0.0, "drafter": "none"},
 }
 MOST = {"temperature 0": (47, 35, 616), "temperature 1": (41, 27, 492), "no drafts": (37, 23, 419)}
-"""The most files of a call, files of the steps after the first, and functions of the call; the fused pass is one, measured costs are another."""
+"""The most files of a call, files of the steps after the first, and functions of the call: the fused pass is a file of
+them, measured costs another."""
 FRAMES = {"temperature 0": 9, "temperature 1": 8}
 PRODUCTS = ("linear", "_linear_pointwise")
 
