@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run models by the passes that were asked for."""
     if request.config.getoption("--passes") == "own":
+        if request.node.get_closest_marker("fuses"):
+            pytest.skip(OWN)
         monkeypatch.setattr(HuggingFaceModel, "_fuse", lambda _: OWN)
 
 

@@ -15,10 +15,12 @@ from polydraft.engine.measured import DraftingCosts, fitted_policy
 from polydraft.models import HuggingFaceModel
 from polydraft.schemes import IID, TopK
 from polydraft.trees import BestFirst, Chain, Fixed, TreePolicy, Widths
+from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown
 
 FLAT = DraftingCosts(tuple((count, 0.01) for count in (1, 2, 4, 8, 16)), 0.001, 0.001)
 JUMPS = DraftingCosts(((1, 0.01), (4, 0.012), (5, 0.03), (16, 0.05)), 0.001, 0.001)
 DEAR = DraftingCosts(((1, 0.01), (2, 0.03), (16, 0.2)), 0.02, 0.03)
+GREEDY, SAMPLED = TopDown(NaiveMatch(TopK())), BlockVerification(IID())
 USUAL = [BestFirst(8), Chain(5), Fixed(Widths((3, 2, 1)).shape)]
 
 
@@ -47,7 +49,7 @@ def test_the_usual_tree_stays_where_passes_are_flat_or_not_timed(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy, costs: DraftingCosts | None
 ) -> None:
     told(monkeypatch, costs)
-    assert fitted_policy(door, drafter(), TopK(), usual) == usual
+    assert fitted_policy(door, drafter(), GREEDY, usual) == usual
 
 
 @pytest.mark.parametrize("usual", USUAL, ids=str)
@@ -55,7 +57,7 @@ def test_trees_end_where_passes_jump(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy
 ) -> None:
     told(monkeypatch, JUMPS)
-    fitted = fitted_policy(door, drafter(), TopK(), usual)
+    fitted = fitted_policy(door, drafter(), GREEDY, usual)
     assert fitted is not None and fitted.most_drafts == 3
 
 
@@ -78,20 +80,20 @@ def test_costs_are_measured_once_and_read_by_the_next_process(
 ) -> None:
     asked, drafting = told(monkeypatch, JUMPS), drafter()
     for _ in range(2):
-        assert fitted_policy(door, drafting, IID(), Chain(5)) == Chain(3)
+        assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3)
     assert len(asked) == 1
     monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
-    assert fitted_policy(door, drafting, IID(), Chain(5)) == Chain(3) and len(asked) == 1
+    assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3) and len(asked) == 1
     (file,) = (tmp_path / "costs").iterdir()
     file.write_text(file.read_text().replace("0.0", "-1"))
     monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
-    assert fitted_policy(door, drafting, IID(), Chain(5)) == Chain(3) and len(asked) == 2
+    assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3) and len(asked) == 2
     assert json.loads(file.read_text())["level"] == JUMPS.level
 
 
 @pytest.mark.filterwarnings("ignore:Nothing is drafted")
 def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> None:
-    fitted_policy(door, drafter(), TopK(), BestFirst(4))
+    fitted_policy(door, drafter(), GREEDY, BestFirst(4))
     (file,) = (tmp_path / "costs").iterdir()
     row = json.loads(file.read_text())
     assert [count for count, _ in row["passes"]] == [1, 2, 4, 5]

@@ -109,6 +109,7 @@ def test_a_model_of_eight_bits_is_close_and_leaves_the_model_alone() -> None:
     assert short.get_input_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
 
 
+@pytest.mark.fuses
 @pytest.mark.parametrize("word", ["int8", "int4"])
 def test_the_fused_pass_of_few_bits_is_the_models_own(word: str) -> None:
     short = in_few_bits(deep(inner=64), word)
@@ -218,6 +219,7 @@ def test_what_cannot_have_few_bits_is_refused_by_name(word: str, change: dict[st
         in_few_bits(model, word)
 
 
+@pytest.mark.fuses
 @pytest.mark.parametrize("word", ["int8", "int4"])
 def test_a_pair_is_loaded_with_weights_of_few_bits(word: str) -> None:
     pair = polydraft.load_pair(weights=word)

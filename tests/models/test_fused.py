@@ -14,6 +14,7 @@ from polydraft.models import HuggingFaceModel, draft_model
 from polydraft.models.tiny import tiny_of_type
 from polydraft.trees import Widths
 
+pytestmark = pytest.mark.fuses
 LONG = {"max_position_embeddings": 512}
 STRETCHED = {
     "rope_type": "llama3",

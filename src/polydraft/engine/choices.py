@@ -283,7 +283,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     if policy is None and unable is None and _only_names_one(given) and not choices.compile:
         (named, *_) = drafters_in(cast(Drafter, named))
-        usual = fitted_policy(target, named, verifier.scheme, usual)
+        usual = fitted_policy(target, named, verifier, usual)
         if usual is None:
             return Method(NoDraft(), verifier, Chain(1))
     policy = usual if policy is None else policy

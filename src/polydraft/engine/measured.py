@@ -25,19 +25,21 @@ from polydraft.planning.costs import BESIDES, Curve, StepCosts
 from polydraft.planning.plan import Machine, ModelIdentity
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text, reader_of
-from polydraft.schemes import Scheme
 from polydraft.trees import (
     Acceptance,
     Chain,
+    Draft,
     Fixed,
     TokenTree,
     TreePolicy,
     TreeShape,
     expected_tokens,
     fastest_shape,
+    in_pieces,
     topology,
 )
 from polydraft.trees.growing.budgets import BestFirst
+from polydraft.verifiers import TreeVerifier
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROUNDS = 9
@@ -63,24 +65,28 @@ class DraftingCosts:
         passes: the target's passes, by their numbers of tokens.
         start: what a draft takes beyond its levels.
         level: one level of a draft.
+        verifying: what verifying a draft takes more than drawing a token.
     """
 
     passes: tuple[tuple[int, float], ...]
     start: float
     level: float
+    verifying: float = 0.0
 
     @property
     def of_steps(self) -> StepCosts:
-        """The costs of steps; the rest of one is assumed, since it hardly differs."""
-        plain = BESIDES * self.passes[0][1]
-        return StepCosts(Curve(self.passes), Curve(((1, self.level),)), self.start, plain, plain / 2)
+        """The costs of steps; what all steps take beside them is assumed, since it hardly matters."""
+        plain = BESIDES / 2 * self.passes[0][1]
+        return StepCosts(Curve(self.passes), Curve(((1, self.level),)), self.start, plain + self.verifying, plain)
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[object, DraftingCosts | None]] = WeakKeyDictionary()
 _LOCK = Lock()
 
 
-def fitted_policy(target: HuggingFaceModel, drafter: Drafter, scheme: Scheme, usual: TreePolicy) -> TreePolicy | None:
+def fitted_policy(
+    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
+) -> TreePolicy | None:
     """Return the default tree, or a smaller one where passes of this machine ask for it; None where no draft can pay.
 
     Problem: kernels of few bits jump in time where a pass has more than a few tokens, and a draft may take as long as
@@ -93,10 +99,10 @@ def fitted_policy(target: HuggingFaceModel, drafter: Drafter, scheme: Scheme, us
     Args:
         target: the target.
         drafter: who drafts: a model or a head.
-        scheme: how its drafts are drawn.
+        verifier: the rule, whose scheme draws the drafts.
         usual: the default tree.
     """
-    costs = _costs(target, drafter, scheme, usual)
+    costs = _costs(target, drafter, verifier, usual)
     if costs is None:
         return usual
     of_steps, bounds = costs.of_steps, usual.largest
@@ -130,40 +136,47 @@ def _say_that_nothing_pays(costs: DraftingCosts) -> None:
     (_, one), (width, several) = costs.passes[0], costs.passes[1]
     warnings.warn(
         f"Nothing is drafted: a pass over {width} tokens takes {1000 * several:.1f} ms, one over a single token "
-        f"{1000 * one:.1f} ms, and a draft {1000 * (costs.start + costs.level):.1f} ms, so that drafts which are "
-        f"accepted {HOPED[0]:.0%} of the time would not pay; policy=... drafts all the same.",
+        f"{1000 * one:.1f} ms, and a draft with its verification "
+        f"{1000 * (costs.start + costs.level + costs.verifying):.1f} ms, so that drafts which are accepted "
+        f"{HOPED[0]:.0%} of the time would not pay; policy=... drafts all the same.",
         stacklevel=2,
     )
 
 
-def _costs(target: HuggingFaceModel, drafter: Drafter, scheme: Scheme, usual: TreePolicy) -> DraftingCosts | None:
+def _costs(
+    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
+) -> DraftingCosts | None:
     """Return what was measured, now or before; None where nothing is to be measured, or could be."""
     if os.environ.get(VARIABLE) == "no" or chosen_precision(target.device) or not usual.shape.counts:
         return None
     networks = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
-    asked = (scheme.name, str(usual), *map(id, networks))
+    asked = (verifier.name, str(usual), *map(id, networks))
     with _LOCK:
         known = _KNOWN.setdefault(target.model, {})
         if asked not in known:
-            key = _key(target, networks, scheme, usual)
+            key = _key(target, networks, verifier, usual)
             found = _read(key)
             if found is None:
-                found = _measured(target, drafter, scheme, usual)
+                found = _measured(target, drafter, verifier, usual)
                 _keep(key, found)
             known[asked] = found
         return known[asked]
 
 
-def _key(target: HuggingFaceModel, networks: Sequence[nn.Module | None], scheme: Scheme, usual: TreePolicy) -> str:
+def _key(
+    target: HuggingFaceModel, networks: Sequence[nn.Module | None], verifier: TreeVerifier, usual: TreePolicy
+) -> str:
     """Return a name for all that the times depend on."""
     drafting = [ModelIdentity.of(one, type(one).__name__) for one in networks if one is not None]
     machine = Machine.of_model(target.model)
     own = ModelIdentity.of(target.model, type(target.model).__name__)
-    said = (asdict(own), list(map(asdict, drafting)), asdict(machine), target.why_not_fused, scheme.name, str(usual))
+    said = (asdict(own), list(map(asdict, drafting)), asdict(machine), target.why_not_fused, verifier.name, str(usual))
     return f"{crc32(repr(said).encode()):08x}-{own.weights}"
 
 
-def _measured(target: HuggingFaceModel, drafter: Drafter, scheme: Scheme, usual: TreePolicy) -> DraftingCosts | None:
+def _measured(
+    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
+) -> DraftingCosts | None:
     known = max(1, min(KNOWN, target.context - usual.most_drafts - 2))
     tokens = (torch.arange(known, device=target.device) % target.vocab_size).unsqueeze(0)
     try:
@@ -171,29 +184,45 @@ def _measured(target: HuggingFaceModel, drafter: Drafter, scheme: Scheme, usual:
             return None
         rounds = FEW if target.device.type == "cpu" else ROUNDS  # recorded passes begin after some
         passes = time_target(target, tokens, usual.most_drafts + 1, rounds=rounds, on_progress=_silent)
-        start, level = _drafting(target, drafter, scheme, usual)
+        found = _drafting(target, drafter, verifier, usual)
     except (PolydraftError, RuntimeError):  # what cannot be drafted says so when a text is begun
         return None
-    return DraftingCosts(passes.points, start, level)
+    return DraftingCosts(passes.points, *found)
 
 
 @torch.no_grad()
-def _drafting(target: HuggingFaceModel, drafter: Drafter, scheme: Scheme, usual: TreePolicy) -> tuple[float, float]:
-    """Time drafts of one level and of the usual tree, behind a text of one token."""
+def _drafting(
+    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
+) -> tuple[float, float, float]:
+    """Time drafts of one level and of the usual tree, behind a text of one token, and what verifying takes."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     text, room = Text(token, torch.ones_like(token[0])), usual.largest.size + 2
     reader = Reader.new(target, 1, room, drafter.needs.layers)
     state = drafter.start(text, Session(SamplingParams(), room, target.vocab_size, reader))
     noise = Noise.from_seed(0, 1)
 
-    def draft(policy: TreePolicy) -> Any:
-        return drafter.draft(state, DraftRequest(text, scheme, policy, noise))[0]
+    def draft(policy: TreePolicy) -> Draft:
+        return in_pieces(drafter.draft(state, DraftRequest(text, verifier.scheme, policy, noise))[0])[0].draft
 
-    depth = int(draft(usual).tree.topology.height)
-    samples = timed({1: partial(draft, Chain(1)), 2: partial(draft, usual)}, target.device, FEW, _silent)
-    short, whole = median(samples[1]), median(samples[2])
-    level = max(0.0, whole - short) / (depth - 1) if depth > 1 else short
-    return max(0.0, short - level), level
+    whole, nothing = draft(usual), Draft.nothing(text.last())
+    depth, laws = (
+        int(whole.tree.topology.height),
+        {
+            one: torch.full(
+                (1, one.tree.tokens.shape[1], target.vocab_size), 1 / target.vocab_size, device=target.device
+            )
+            for one in (whole, nothing)
+        },
+    )
+
+    def verify(one: Draft) -> None:
+        verifier.verify(one, laws[one], noise).path.tolist()
+
+    tasks = (partial(draft, Chain(1)), partial(draft, usual), partial(verify, whole), partial(verify, nothing))
+    samples = timed(dict(enumerate(tasks)), target.device, FEW, _silent)
+    short, full, checked, drawn = (median(samples[task]) for task in range(len(tasks)))
+    level = max(0.0, full - short) / (depth - 1) if depth > 1 else short
+    return max(0.0, short - level), level, max(0.0, checked - drawn)
 
 
 def _silent(done: int, total: int) -> None:
@@ -204,7 +233,7 @@ def _read(key: str) -> DraftingCosts | None:
     try:
         row = json.loads((cache_folder() / "costs" / f"{key}.json").read_text(encoding="utf-8"))
         passes = tuple((int(count), float(seconds)) for count, seconds in row["passes"])
-        found = DraftingCosts(passes, float(row["start"]), float(row["level"]))
+        found = DraftingCosts(passes, *(float(row[name]) for name in ("start", "level", "verifying")))
         return found if found.of_steps and len(passes) > 1 else None
     except (OSError, ValueError, KeyError, TypeError, PolydraftError):  # it is measured again
         return None
