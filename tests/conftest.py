@@ -13,7 +13,7 @@ from pairwise import mark_the_rest
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 
-os.environ["POLYDRAFT_MEASURE"] = "no"  # default trees are the same whatever this machine's passes take
+os.environ.setdefault("POLYDRAFT_MEASURE", "no")  # default trees are the same whatever this machine's passes take
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 

@@ -100,6 +100,14 @@ def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> 
     assert all(seconds > 0 for _, seconds in row["passes"]) and row["level"] >= 0
 
 
+def test_models_whose_weights_are_elsewhere_are_not_timed(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, drafting = told(monkeypatch, DEAR), ModelDrafter(HuggingFaceModel(tiny_model(seed=2)))
+    door.model.lm_head.weight = torch.nn.Parameter(torch.empty(24, 16, device="meta"))
+    assert fitted_policy(door, drafting, GREEDY, Chain(5)) == Chain(5) and not asked
+
+
 def test_text_drafters_and_trees_that_were_named_are_not_timed(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,9 @@ def _costs(
     if os.environ.get(VARIABLE) == "no" or chosen_precision(target.device) or not usual.shape.counts:
         return None
     networks = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
+    own = [target.model, *(one for one in networks if one is not None)]
+    if any(weight.is_meta for one in own for weight in one.parameters()):
+        return None  # weights are brought for each pass, which is dear whatever its width
     asked = (verifier.name, str(usual), *map(id, networks))
     with _LOCK:
         known = _KNOWN.setdefault(target.model, {})
