@@ -38,6 +38,7 @@ from polydraft.models.checks.supported import check_model, counts_itself, rememb
 from polydraft.models.checks.trial import check_trial
 from polydraft.models.derived import kept, without_layers
 from polydraft.models.fused.few_bits import FewBits
+from polydraft.models.fused.folded import folding
 from polydraft.models.fused.fused_pass import FusedPass, fused_pass
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
 from polydraft.models.memory import free_bytes
@@ -262,7 +263,7 @@ class HuggingFaceModel:
             given[self.cached_as] = crossing(cache, cache.sources[0])
         elif not self.counts:
             given["attention_mask"] = self.masks(mask, positions, cache)
-        with evaluating(self.modules), observed_layers(self.model, hidden_layers, self.modules) as observed:
+        with evaluating(self.modules), folding(), observed_layers(self.model, hidden_layers, self.modules) as observed:
             if isinstance(cache, HandedCache):
                 given[HANDED] = cache.held
             outputs = self.model(**given, use_cache=True, **self.told, **extra)

@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from polydraft.errors import UnsupportedModel
 from polydraft.models.anatomy import GLOBAL_HOOKS, OWN_HOOKS, WATCHING, layers_of
+from polydraft.models.fused.folded import attend
 from polydraft.models.fused.products import Product, joined, norm_of
 
 POSITIONS = ("wpe", "embed_positions")
@@ -303,7 +304,8 @@ def _check_nobody_looks(model: nn.Module) -> None:
             raise UnsupportedModel(f"the forward of its {type(part).__name__} was replaced")
     config = cast(Any, model).config.get_text_config(decoder=True)
     kernel = config._attn_implementation
-    if kernel not in KERNELS or (kernel == "sdpa" and ALL_ATTENTION_FUNCTIONS[kernel] is not sdpa_attention_forward):
+    usual = sdpa_attention_forward, attend
+    if kernel not in KERNELS or (kernel == "sdpa" and ALL_ATTENTION_FUNCTIONS[kernel] not in usual):
         raise UnsupportedModel(f"its attention runs by {kernel!r}")
     strange = [name for name in UNKNOWN if getattr(config, name, None)]
     if strange:

@@ -14,6 +14,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.anatomy import HEAD, function_of
 from polydraft.models.cache import TreeCache
 from polydraft.models.fused.blueprint import Attending, Blueprint, Inner, LayerPlan, blueprint_of
+from polydraft.models.fused.folded import FOLDED
 from polydraft.models.fused.graphs import Graphs, Masks
 from polydraft.models.language_model import Forward, Layer
 from polydraft.models.memory import affords_copies
@@ -27,8 +28,6 @@ ROUNDING = 8
 """In units of the precision: how far the sums may be from each other, where a layer adds little to much."""
 STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 """What modules of unknown kinds end in when they are looked at and called."""
-FOLDED = 64
-"""Of more queries than this the mask would be large, and arithmetic bounds the pass."""
 TRIED = 4
 Turn = tuple[Float[Tensor, "b n 1 e"], Float[Tensor, "b n 1 e"]]
 
