@@ -100,6 +100,30 @@ def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> 
     assert all(seconds > 0 for _, seconds in row["passes"]) and row["level"] >= 0
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"passes":[[1,1e400],[2,1]],"start":0,"level":0,"verifying":0}',
+        '{"passes":[[1,0],[2,0]],"start":0,"level":0,"verifying":0}',
+        '{"passes":[[5,1],[6,2]],"start":0,"level":0,"verifying":0}',
+        '{"passes":[[1,1],[2,1e308]],"start":0,"level":0,"verifying":0}',
+        '{"passes":[[%s,1],[2,1]],"start":0,"level":0,"verifying":0}' % ("9" * 4000),
+        '{"passes":[],"start":0,"level":0,"verifying":0}',
+        '{"passes":[[1,1],[2,1]],"start":0,"level":0}',
+    ],
+)
+def test_damaged_costs_are_measured_again(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+) -> None:
+    asked, drafting = told(monkeypatch, JUMPS), drafter()
+    fitted_policy(door, drafting, SAMPLED, Chain(5))
+    (file,) = (tmp_path / "costs").iterdir()
+    file.write_text(content)
+    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3) and len(asked) == 2
+
+
 def test_models_whose_weights_are_elsewhere_are_not_timed(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

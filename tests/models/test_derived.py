@@ -3,6 +3,7 @@
 import copy
 import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,6 +230,51 @@ def test_a_pair_is_loaded_with_weights_of_few_bits(word: str) -> None:
     plain = polydraft.generate(pair.target, IDS, drafter="none", max_new_tokens=16)
     drafted = polydraft.generate(pair.target, IDS, drafter=pair.draft, max_new_tokens=16)
     assert torch.equal(plain.sequences, drafted.sequences) and drafted.statistics.accepted > 0
+
+
+@pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+def test_what_is_put_into_a_layer_of_few_bits_counts_from_then_on(kind: type[FewBits]) -> None:
+    torch.manual_seed(0)
+    one, other = kind(nn.Linear(64, 48)), kind(nn.Linear(64, 48))
+    given = torch.randn(3, 64)
+    with torch.no_grad():
+        assert not torch.equal(one(given), other(given))
+        one.load_state_dict(other.state_dict())
+        assert torch.equal(one(given), other(given))
+        one.bias = nn.Parameter(torch.ones(48))
+        other.bias.fill_(1.0)
+        assert torch.equal(one(given), other(given))
+        one.scales.zero_()
+        assert torch.equal(one(given), torch.ones(3, 48))
+
+
+@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16])
+def test_a_model_of_few_bits_may_change_its_precision(word: str, dtype: torch.dtype) -> None:
+    short = in_few_bits(deep(inner=64), word)
+    wanted = logits(short)
+    changed = short.to(dtype)
+    found = logits(changed)
+    assert found.dtype == dtype and (found - wanted).abs().max() < 0.05 * wanted.abs().max()
+    assert all(one.weight.dtype == dtype for one in changed.modules() if isinstance(one, FewBits))
+
+
+@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_product_does_not_depend_on_how_many_there_are(word: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    short = (Int8Linear if word == "int8" else Int4Linear)(nn.Linear(576, 64).to(dtype))
+    given = torch.randn(200, 576, dtype=dtype)
+    with torch.no_grad():
+        whole, few = short(given), torch.cat([short(one) for one in given.split(50)])
+    unit = torch.finfo(torch.bfloat16).eps * few.abs().max()
+    assert (whole - few).abs().max() <= unit
+    assert ((whole - few).abs() > 0).float().mean() < 0.05
+
+
+def test_a_model_of_few_bits_is_not_saved_as_something_else(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="rounded to int4 are not saved; save the model that they were made of"):
+        in_few_bits(deep(inner=64), "int4").save_pretrained(tmp_path)
 
 
 def test_weights_of_unknown_bits_and_other_devices_are_refused() -> None:

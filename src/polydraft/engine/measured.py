@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
@@ -237,9 +238,13 @@ def _read(key: str) -> DraftingCosts | None:
         row = json.loads((cache_folder() / "costs" / f"{key}.json").read_text(encoding="utf-8"))
         passes = tuple((int(count), float(seconds)) for count, seconds in row["passes"])
         found = DraftingCosts(passes, *(float(row[name]) for name in ("start", "level", "verifying")))
-        return found if found.of_steps and len(passes) > 1 else None
-    except (OSError, ValueError, KeyError, TypeError, PolydraftError):  # it is measured again
-        return None
+        times = [seconds for _, seconds in passes] + [found.start, found.level, found.verifying]
+        usable = (
+            passes[0][0] == 1 and len(passes) > 1 and passes[0][1] > 0 and 0 <= min(times) <= max(times) < SLOW * 1000
+        )
+        return found if usable and found.of_steps else None
+    except (OSError, ValueError, ArithmeticError, RecursionError, LookupError, TypeError, PolydraftError):
+        return None  # it is measured again
 
 
 def _keep(key: str, found: DraftingCosts | None) -> None:
@@ -253,7 +258,8 @@ def _keep(key: str, found: DraftingCosts | None) -> None:
         part.write_text(json.dumps(asdict(found)), encoding="utf-8")
         os.replace(part, folder / f"{key}.json")
     except OSError:
-        return
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 @torch.inference_mode()

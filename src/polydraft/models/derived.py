@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Collection, Hashable
+from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -133,7 +134,15 @@ def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
                     f"Rows of {place} have {module.in_features} weights, and int4 takes {GROUP} at a time; take int8."
                 )
             made.set_submodule(place, kind(module))
+    made.save_pretrained = partial(_refuse_saving, word)
     return made
+
+
+def _refuse_saving(word: str, *_: object, **__: object) -> None:
+    raise UnsupportedModel(
+        f"Weights that are rounded to {word} are not saved; save the model that they were made of, and load that with "
+        f'weights="{word}".'
+    )
 
 
 WORDS = {8: "eight", 4: "four"}

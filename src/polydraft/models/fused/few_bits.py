@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polydraft.models.anatomy import weight_of
+
 Product = Callable[[Float[Tensor, "r i"]], Float[Tensor, "r o"]]
 STEPS = 127
 MOST_ROWS = 64
@@ -17,6 +19,8 @@ BLOCK = 16
 GROUP = 32
 """So many weights of four bits share a scale and a zero."""
 LEVELS = 15
+SMALLEST = 2.0**-120
+"""No step is smaller."""
 
 
 class FewBits(nn.Linear):
@@ -50,11 +54,21 @@ class FewBits(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias."""
-        state = self.numbers.data_ptr(), self.scales.data_ptr()
+        state = [weight_of(one) for one in (self.numbers, self.scales)]
         known = self.__dict__.get("polydraft_product")
         if known is None or known[0] != state:
-            known = self.__dict__["polydraft_product"] = state, self.product(self.numbers, self.scales, self.bias)
-        return known[1](input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
+            known = self.__dict__["polydraft_product"] = state, self.product(self.numbers, self.scales, None)
+        made = known[1](input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
+        return made if self.bias is None else made + self.bias
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FewBits":
+        """Move the weights, or change their precision: scales keep the one that they have."""
+        scales = self.scales.detach().clone()
+        super()._apply(fn, recurse)
+        self.precision = fn(torch.empty(0, dtype=self.precision)).dtype
+        if self.scales.dtype != scales.dtype:
+            self.scales = nn.Parameter(scales.to(self.scales.device), requires_grad=False)
+        return self
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "polydraft_product"}
@@ -76,14 +90,20 @@ class FewBits(nn.Linear):
 
     @classmethod
     def product(cls, numbers: Tensor, scales: Tensor, bias: Float[Tensor, " o"] | None) -> Product:
-        """Return rows -> rows @ weight.T + bias; more than a few rows are multiplied by the unpacked matrix."""
+        """Return rows -> rows @ weight.T + bias; more than a few rows are multiplied by the unpacked matrix.
+
+        Rows and results are rounded in both cases, and weights in neither, so that a row's product hardly depends on
+        how many rows there are.
+        """
         few = cls.multiplied(numbers, scales)
 
         def product(rows: Float[Tensor, "r i"]) -> Float[Tensor, "r o"]:
+            short = rows.to(torch.bfloat16)
             if len(rows) > MOST_ROWS or rows.shape[1] % BLOCK:
-                return functional.linear(rows, cls.matrix(numbers, scales).to(rows.dtype), bias)
-            out = few(rows.to(torch.bfloat16)).to(rows.dtype)
-            return out if bias is None else out + bias
+                out = functional.linear(short.float(), cls.matrix(numbers, scales).float()).to(torch.bfloat16)
+            else:
+                out = few(short)
+            return out.to(rows.dtype) if bias is None else out.to(rows.dtype) + bias
 
         return product
 
@@ -102,9 +122,9 @@ class Int8Linear(FewBits):
 
     @staticmethod
     def shortened(weight):
-        """Return the nearest multiples of each row's step, and the steps in single precision, above its smallest."""
+        """Return the nearest multiples of each row's step, and the steps: numbers that bfloat16 has too."""
         whole = weight.float()
-        scales = (whole.abs().amax(dim=1) / STEPS).clamp_min(torch.finfo(torch.float32).tiny)
+        scales = (whole.abs().amax(dim=1) / STEPS).clamp_min(SMALLEST).bfloat16().float()
         return (whole / scales.unsqueeze(1)).round().clamp(-STEPS, STEPS).to(torch.int8), scales
 
     @staticmethod
@@ -132,7 +152,7 @@ class Int4Linear(FewBits):
         """Return the nearest numbers, two in a byte, and for each group of a row its scale and its middle."""
         groups = weight.float().unflatten(1, (-1, GROUP))
         least, most = groups.amin(-1), groups.amax(-1)
-        scale = ((most - least) / LEVELS).clamp_min(1e-8).bfloat16()
+        scale = ((most - least) / LEVELS).clamp_min(SMALLEST).bfloat16()
         middle = (least + 8 * scale.float()).bfloat16()
         steps = (groups - middle.float().unsqueeze(-1)) / scale.float().unsqueeze(-1)
         numbers = (steps + 8).round().clamp(0, LEVELS).to(torch.uint8).flatten(1)

@@ -88,7 +88,8 @@ class Graphs:
 
     def __init__(self, run: Callable[..., Forward], record: Record = record_graph) -> None:
         self.run, self.record = run, record
-        self.free: deque[_Memory] = deque()
+        self.free: list[_Memory] = []
+        self.left: deque[_Memory] = deque()  # caches may end in any thread, at any time
         self.lock = Lock()
 
     def new_cache(self, empty: Callable[[int, int], TreeCache], batch: int, capacity: int) -> TreeCache:
@@ -100,6 +101,7 @@ class Graphs:
             capacity: slots of each.
         """
         with self.lock:
+            self._collect()
             memory = next((one for one in self.free if one.fits(batch, capacity)), None)
             if memory is not None:
                 self.free.remove(memory)
@@ -174,12 +176,14 @@ class Graphs:
     def _owned(self, cache: TreeCache, memory: _Memory) -> None:
         """Let a cache have memory, which is free when the cache is gone."""
         cache.recorded = memory
-        finalize(cache, self._left, memory).atexit = False
+        finalize(cache, self.left.append, memory).atexit = False
 
-    def _left(self, memory: _Memory) -> None:
-        self.free.append(memory)
-        while sum(one.bytes for one in list(self.free)) > MOST_KEPT:
-            self.free.popleft()
+    def _collect(self) -> None:
+        """Take what ended caches have left, and let go of the oldest where that is too much."""
+        while self.left:
+            self.free.append(self.left.popleft())
+        while sum(one.bytes for one in self.free) > MOST_KEPT:
+            del self.free[0]
 
 
 def _inputs(
