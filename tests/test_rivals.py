@@ -27,7 +27,7 @@ CONDITIONS = {
     "max_new_tokens": 64,
 }
 TABLE = """
-| tool and weights | T = 0: plain | T = 0: drafts | T = 0: gain | T = 1: plain | T = 1: drafts | T = 1: gain | same text |
+| tool, weights | T = 0: plain | T = 0: drafts | T = 0: gain | T = 1: plain | T = 1: drafts | T = 1: gain | same text |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 | polydraft float32 | 42.7 | 64.0 | 1.50x | - | - | - | 2/2 |
 | openvino int4 | 128.0 | - | - | 80.0 | 64.0 | 0.80x | 1/2 |

@@ -49,7 +49,7 @@ def table(records: Sequence[Record]) -> str:
     """Return the table of speeds and gains, without tools of which nothing was measured."""
     temperatures = sorted({one["temperature"] for one in records if "seconds" in one})
     titles = [f"T = {one:g}: {title}" for one in temperatures for title in ("plain", "drafts", "gain")]
-    lines = [["tool and weights", *titles, "same text"], ["---"] + ["---:"] * (len(titles) + 1)]
+    lines = [["tool, weights", *titles, "same text"], ["---"] + ["---:"] * (len(titles) + 1)]
     for tool, kinds in WEIGHTS.items():
         for weights in kinds:
             speeds = [(speed(records, tool, weights, one, arm)) for one in temperatures for arm in (PLAIN, DRAFTS)]
