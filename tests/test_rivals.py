@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +85,43 @@ def test_a_record_that_was_cut_off_is_not_read(make: ModuleType, records: list[d
     assert make.read(path) == []
     path.write_text("".join(json.dumps(one) + "\n" for one in records)[:-5])
     assert make.read(path) == records[:-1]
+
+
+def test_a_run_goes_on_where_it_stopped_and_leaves_out_what_is_missing(
+    make: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = importlib.import_module("processes")
+    written = list[tuple[Any, ...]]()
+
+    class Fake:
+        def __init__(self, tool: str, *others: object) -> None:
+            self.versions = {tool: "1"}
+            if tool == "openvino":
+                raise processes.Missing("could not build")
+
+        def warm(self, *asked: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def record(self, cell: list[Any], number: int, *asked: object) -> dict[str, Any]:
+            written.append((*cell, number))
+            if len(written) == 7:
+                raise KeyboardInterrupt
+            return dict(zip((*make.CELL, "prompt", "seconds"), (*cell, number, 1.0), strict=True))
+
+    monkeypatch.setattr(processes, "Tool", Fake)
+    path = tmp_path / "rivals.jsonl"
+    given = Namespace(records=path, only=["transformers", "openvino"], temperature=[0.0, 1.0], max_new_tokens=4)
+    given = Namespace(**vars(given), work=tmp_path, model=tmp_path, threads=2, name="x")
+    with pytest.raises(KeyboardInterrupt):
+        processes.measure(given, [[1], [2]], CONDITIONS)
+    path.write_text(path.read_text() + '{"cut')
+    processes.measure(given, [[1], [2]], CONDITIONS)
+    assert len(written) == 17 and len({*written}) == 16, "the one that was interrupted is written again"
+    assert [one[-1] for one in written[7:]] == sorted(one[-1] for one in written[7:]), "prompt by prompt"
+    assert {one["missing"] for one in make.read(path) if "missing" in one} == {"openvino"}
+    with pytest.raises(SystemExit, match="other conditions"):
+        processes.measure(given, [[1], [2]], CONDITIONS | {"threads": 1})
 
 
 def test_models_of_older_transformers_say_the_base_of_their_rotation(make: ModuleType, tmp_path: Path) -> None:

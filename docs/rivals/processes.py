@@ -119,6 +119,7 @@ def measure(given: argparse.Namespace, prompts: Sequence[Sequence[int]], told: d
     done, kinds = {*map(key_of, before)}, [(tool, weights) for tool in given.only for weights in WEIGHTS[tool]]
     keys = [(*kind, *way) for kind in kinds for way in product(given.temperature, ARMS, range(len(prompts)))]
     left, tools = [one for one in keys if one not in done], dict[tuple[str, str], Tool]()
+    given.records.write_text("".join(json.dumps(one) + "\n" for one in before))  # without a line that was cut off
     with given.records.open("a") as out:
 
         def note(**record: Any) -> None:
