@@ -35,6 +35,13 @@ MOST = 2
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+@pytest.fixture(autouse=True)
+def no_real_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no device whose memory could be asked for, or whose launches could be recorded."""
+    monkeypatch.setattr("polydraft.models.memory.free_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr("polydraft.models.fused.fused_pass.Graphs", lambda _: None)
+
+
 def blocks(
     target: LanguageModel,
     drafter: Drafter,

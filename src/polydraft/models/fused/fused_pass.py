@@ -290,8 +290,8 @@ class _Known:
 def _made(model: PreTrainedModel, kinds: Sequence[str], context: int, own: Trial) -> FusedPass | str:
     """Return a pass that computes what the model does, or why there is none."""
     try:
-        size = _size(model)
-        copied = affords_copies(size, model.device)
+        size, place = _size_and_place(model)
+        copied = affords_copies(size, place)
         with torch.autocast(model.device.type, enabled=False):
             for plan in blueprint_of(model, kinds, copied=copied).variants():
                 made = FusedPass(plan)
@@ -308,13 +308,13 @@ def _made(model: PreTrainedModel, kinds: Sequence[str], context: int, own: Trial
     return "its layers compute something else than their modules say"
 
 
-def _size(model: PreTrainedModel) -> int:
-    """Return the bytes of a model's weights."""
+def _size_and_place(model: PreTrainedModel) -> tuple[int, torch.device]:
+    """Return the bytes of a model's weights, and where they are."""
     weights = [*model.parameters()]
     places = {one.device for one in weights}
     if len(places) > 1 or any(one.type == "meta" for one in places):
         raise UnsupportedModel("it is spread over several devices")
-    return sum(one.numel() * one.element_size() for one in weights)
+    return sum(one.numel() * one.element_size() for one in weights), places.pop()
 
 
 @torch.no_grad()
