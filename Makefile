@@ -58,7 +58,7 @@ smoke-newest:
 	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check pytest
 	$(SMOKE)/bin/pip list --disable-pip-version-check | grep -E '^(torch|transformers|typer|huggingface_hub|numpy|numba) '
 	$(SMOKE)/bin/polydraft fetch smollm2
-	$(SMOKE)/bin/python -m pytest --noconftest -p no:cacheprovider -m 'not slow' tests/test_readme.py
+	POLYDRAFT_MEASURE=no $(SMOKE)/bin/python -m pytest --noconftest -p no:cacheprovider -m 'not slow' tests/test_readme.py
 
 test-slow: env
 	$(RUN) -m "slow and not gpu and not grammars and not smollm2"
