@@ -1,5 +1,6 @@
 """The fold in models that run their own modules: the same scores, each key read once, and nobody else affected."""
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -313,6 +314,10 @@ def test_passes_under_autocast_fold() -> None:
     torch.testing.assert_close(found, plain, rtol=0, atol=0.05 * float(plain.abs().max()))
 
 
+@pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
+    reason="older versions of torch cannot trace transformers' own forward in one piece",
+)
 @pytest.mark.parametrize("inside", [False, True])
 def test_compiled_code_is_traced_in_one_piece_and_does_not_fold(inside: bool) -> None:
     model = tiny_model(seed=1)

@@ -52,8 +52,8 @@ KNOWN, FEW = 64, 3
 SLOW = 0.25
 """Passes that take so many seconds are not timed: that would be noticed, and drafts nearly always pay."""
 HOPED = (0.85, 0.06, 0.02)
-"""Drafts of each rank are accepted more often than this only where a draft model is as good as its target: trees that
-are too large at such rates are too large at any."""
+"""Few draft models and heads are accepted more often than this, by rank: a tree that is too large at these rates is too
+large for all of them."""
 CLEARLY = 1.1
 """A smaller tree is taken if it is expected to be so many times as fast."""
 
@@ -92,8 +92,8 @@ def fitted_policy(
 
     Problem: kernels of few bits jump in time where a pass has more than a few tokens, and a draft may take as long as
     what it saves. Rule: search the fastest tree that is no larger than the usual one, at rates of acceptance that are
-    seldom met (`HOPED`). A tree that is too large even then is too large at all rates, so that this never takes away
-    what would have paid. Who adapts to the true rates is `Planner`.
+    seldom met (`HOPED`). So a tree is made smaller, or left out, only where it would not pay at lower rates either.
+    Above them it may be smaller than the best. Who adapts to the true rates is `Planner`.
 
     The answer follows from measured costs, which are kept in the cache folder; so does a sampled text with a seed.
 
