@@ -1,7 +1,8 @@
-"""Default trees where passes were timed: smaller ones only where these are clearly faster, and the same from a file."""
+"""Default trees where passes were timed and drafts watched: others only where they are faster, the same from a file."""
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,20 @@ from doubles import tiny_model
 import polydraft
 from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter
 from polydraft.engine import measured
-from polydraft.engine.measured import DraftingCosts, fitted_policy
+from polydraft.engine.fitted import fitted_policy
+from polydraft.engine.measured import Measured
 from polydraft.models import HuggingFaceModel
+from polydraft.probs import SamplingParams
 from polydraft.schemes import IID, TopK
 from polydraft.trees import BestFirst, Chain, Fixed, TreePolicy, Widths
 from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown
 
-FLAT = DraftingCosts(tuple((count, 0.01) for count in (1, 2, 4, 8, 16)), 0.001, 0.001)
-JUMPS = DraftingCosts(((1, 0.01), (4, 0.012), (5, 0.03), (16, 0.05)), 0.001, 0.001)
-DEAR = DraftingCosts(((1, 0.01), (2, 0.03), (16, 0.2)), 0.02, 0.03)
+FLAT = Measured(tuple((count, 0.01) for count in (1, 2, 4, 8, 16)), 0.001, 0.001)
+JUMPS = Measured(((1, 0.01), (4, 0.012), (5, 0.03), (16, 0.05)), 0.001, 0.001)
+DEAR = Measured(((1, 0.01), (2, 0.03), (16, 0.2)), 0.02, 0.03)
 GREEDY, SAMPLED = TopDown(NaiveMatch(TopK())), BlockVerification(IID())
+COLD, WARM = SamplingParams(0.0), SamplingParams(1.0)
+RARELY = ((0.2,), (0.2, 0.05), (0.2, 0.05, 0.0))
 USUAL = [BestFirst(8), Chain(5), Fixed(Widths((3, 2, 1)).shape)]
 
 
@@ -32,7 +37,7 @@ def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HuggingFaceModel:
     return HuggingFaceModel(tiny_model(seed=1))
 
 
-def told(monkeypatch: pytest.MonkeyPatch, costs: DraftingCosts | None) -> list[object]:
+def told(monkeypatch: pytest.MonkeyPatch, costs: Measured | None) -> list[object]:
     """Let these be the costs that are measured; return what was asked for."""
     asked: list[object] = []
     monkeypatch.setattr(measured, "_measured", lambda *given: asked.append(given) or costs)
@@ -46,10 +51,10 @@ def drafter() -> Drafter:
 @pytest.mark.parametrize("usual", USUAL, ids=str)
 @pytest.mark.parametrize("costs", [FLAT, None])
 def test_the_usual_tree_stays_where_passes_are_flat_or_not_timed(
-    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy, costs: DraftingCosts | None
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy, costs: Measured | None
 ) -> None:
     told(monkeypatch, costs)
-    assert fitted_policy(door, drafter(), GREEDY, usual) == usual
+    assert fitted_policy(door, drafter(), GREEDY, usual, COLD) == usual
 
 
 @pytest.mark.parametrize("usual", USUAL, ids=str)
@@ -57,7 +62,7 @@ def test_trees_end_where_passes_jump(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, usual: TreePolicy
 ) -> None:
     told(monkeypatch, JUMPS)
-    fitted = fitted_policy(door, drafter(), GREEDY, usual)
+    fitted = fitted_policy(door, drafter(), GREEDY, usual, COLD)
     assert fitted is not None and fitted.most_drafts == 3
 
 
@@ -75,25 +80,53 @@ def test_nothing_is_drafted_where_no_draft_can_pay_and_a_sentence_says_why(
     assert output.statistics.drafted > 0
 
 
+@pytest.mark.parametrize("usual", USUAL, ids=str)
+def test_drafts_that_are_seldom_accepted_make_trees_small_or_none(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, usual: TreePolicy
+) -> None:
+    rates = (RARELY[: min(3, usual.largest.max_children)],)
+    cheap = Measured(((1, 0.01), (2, 0.0101), (16, 0.025)), 0.0, 0.0002, rates=rates, tokens=1.3)
+    told(monkeypatch, cheap)
+    fitted = fitted_policy(door, drafter(), GREEDY, usual, COLD)
+    assert fitted is not None and fitted.most_drafts < usual.most_drafts
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "another"))
+    told(monkeypatch, replace(FLAT, start=0.01, rates=rates, tokens=1.2))
+    with pytest.warns(UserWarning, match=r"Drafts are accepted 20% of the time; they would pay from (5|6)\d%\."):
+        assert fitted_policy(door, drafter(), GREEDY, usual, COLD) is None
+
+
+@pytest.mark.parametrize("params", [COLD, WARM], ids=["greedy", "sampled"])
+def test_what_is_accepted_is_seen_in_texts_of_the_target(door: HuggingFaceModel, params: SamplingParams) -> None:
+    verifier, usual = (SAMPLED, Chain(3)) if params.temperature else (GREEDY, BestFirst(4))
+    state = torch.get_rng_state()
+    for seed, low, high in ((1, 0.75, 1.0), (2, 0.0, 0.6)):  # the target itself, and another model
+        drafting = ModelDrafter(HuggingFaceModel(tiny_model(seed=seed)))
+        found = measured.measured(door, drafting, verifier, usual, params.temperature)
+        assert found is not None and found.acceptance is not None
+        rate = sum(found.acceptance.at(0, 1))
+        assert low <= rate <= high and 1 <= found.tokens <= 1 + usual.shape.depth
+    assert torch.get_rng_state().equal(state)
+
+
 def test_costs_are_measured_once_and_read_by_the_next_process(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked, drafting = told(monkeypatch, JUMPS), drafter()
     for _ in range(2):
-        assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3)
+        assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3)
     assert len(asked) == 1
     monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
-    assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3) and len(asked) == 1
+    assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3) and len(asked) == 1
     (file,) = (tmp_path / "costs").iterdir()
     file.write_text(file.read_text().replace("0.0", "-1"))
     monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
-    assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3) and len(asked) == 2
+    assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3) and len(asked) == 2
     assert json.loads(file.read_text())["level"] == JUMPS.level
 
 
 @pytest.mark.filterwarnings("ignore:Nothing is drafted")
 def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> None:
-    fitted_policy(door, drafter(), GREEDY, BestFirst(4))
+    fitted_policy(door, drafter(), GREEDY, BestFirst(4), COLD)
     (file,) = (tmp_path / "costs").iterdir()
     row = json.loads(file.read_text())
     assert [count for count, _ in row["passes"]] == [1, 2, 4, 5]
@@ -104,24 +137,27 @@ def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> 
     "content",
     [
         "[" * 100_000,
-        '{"passes":[[1,1e400],[2,1]],"start":0,"level":0,"verifying":0}',
-        '{"passes":[[1,0],[2,0]],"start":0,"level":0,"verifying":0}',
-        '{"passes":[[5,1],[6,2]],"start":0,"level":0,"verifying":0}',
-        '{"passes":[[1,1],[2,1e308]],"start":0,"level":0,"verifying":0}',
-        '{"passes":[[%s,1],[2,1]],"start":0,"level":0,"verifying":0}' % ("9" * 4000),
-        '{"passes":[],"start":0,"level":0,"verifying":0}',
+        '{"passes":[[1,1e400],[2,1]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
+        '{"passes":[[1,0],[2,0]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
+        '{"passes":[[5,1],[6,2]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
+        '{"passes":[[1,1],[2,1e308]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
+        '{"passes":[[%s,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}' % ("9" * 4000),
+        '{"passes":[],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
         '{"passes":[[1,1],[2,1]],"start":0,"level":0}',
+        '{"passes":[[1,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[[[2]]],"tokens":1}',
+        '{"passes":[[1,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[1],"tokens":1}',
+        '{"passes":[[1,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":-1}',
     ],
 )
 def test_damaged_costs_are_measured_again(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
 ) -> None:
     asked, drafting = told(monkeypatch, JUMPS), drafter()
-    fitted_policy(door, drafting, SAMPLED, Chain(5))
+    fitted_policy(door, drafting, SAMPLED, Chain(5), WARM)
     (file,) = (tmp_path / "costs").iterdir()
     file.write_text(content)
     monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
-    assert fitted_policy(door, drafting, SAMPLED, Chain(5)) == Chain(3) and len(asked) == 2
+    assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3) and len(asked) == 2
 
 
 def test_models_whose_weights_are_elsewhere_are_not_timed(
@@ -129,7 +165,7 @@ def test_models_whose_weights_are_elsewhere_are_not_timed(
 ) -> None:
     asked, drafting = told(monkeypatch, DEAR), ModelDrafter(HuggingFaceModel(tiny_model(seed=2)))
     door.model.lm_head.weight = torch.nn.Parameter(torch.empty(24, 16, device="meta"))
-    assert fitted_policy(door, drafting, GREEDY, Chain(5)) == Chain(5) and not asked
+    assert fitted_policy(door, drafting, GREEDY, Chain(5), COLD) == Chain(5) and not asked
 
 
 def test_text_drafters_and_trees_that_were_named_are_not_timed(

@@ -36,9 +36,9 @@ from polydraft.drafters import (
     route_before,
     route_first,
 )
+from polydraft.engine.fitted import fitted_policy
 from polydraft.engine.load import draft_for
 from polydraft.engine.loop.batch import Method
-from polydraft.engine.measured import fitted_policy
 from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived
 from polydraft.models import (
@@ -283,7 +283,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     if policy is None and unable is None and _only_names_one(given) and not choices.compile:
         (named, *_) = drafters_in(cast(Drafter, named))
-        usual = fitted_policy(target, named, verifier, usual)
+        usual = fitted_policy(target, named, verifier, usual, params)
         if usual is None:
             return Method(NoDraft(), verifier, Chain(1))
     policy = usual if policy is None else policy

@@ -1,45 +1,37 @@
-"""Default trees by what passes take here: timed at a model's first call, and kept in the user's cache folder."""
+"""What passes and drafts take here and what is accepted: measured at a first call, and kept in the cache folder."""
 
 import json
 import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from threading import Lock
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 from zlib import crc32
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import Drafter, DraftRequest, Session, owned_models, owned_networks
+from polydraft.drafters import Drafter, DraftRequest, NoDraft, Session, owned_models, owned_networks
 from polydraft.engine.emission import Stopwatch
-from polydraft.errors import PolydraftError
+from polydraft.engine.loop.batch import Method
+from polydraft.engine.run import Run, Setup
+from polydraft.engine.target_law import Ending, TargetLaw
+from polydraft.errors import PolydraftError, is_whole
 from polydraft.fetched import cache_folder
-from polydraft.models import HuggingFaceModel, LanguageModel, chosen_precision, module_of
+from polydraft.models import HuggingFaceModel, LanguageModel, module_of
+from polydraft.planning.acceptance import RecordingVerifier, Visit, tally
 from polydraft.planning.costs import BESIDES, Curve, StepCosts
 from polydraft.planning.plan import Machine, ModelIdentity
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text, reader_of
-from polydraft.trees import (
-    Acceptance,
-    Chain,
-    Draft,
-    Fixed,
-    TokenTree,
-    TreePolicy,
-    TreeShape,
-    expected_tokens,
-    fastest_shape,
-    in_pieces,
-    topology,
-)
-from polydraft.trees.growing.budgets import BestFirst
+from polydraft.trees import Acceptance, Chain, Draft, TokenTree, TreePolicy, TreeShape, in_pieces, topology
+from polydraft.trees.search import Rates
+from polydraft.trees.tree import MOST_NODES
 from polydraft.verifiers import TreeVerifier
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -51,154 +43,162 @@ KNOWN, FEW = 64, 3
 """Passes are timed behind so many tokens, each so often."""
 SLOW = 0.25
 """Passes that take so many seconds are not timed: that would be noticed, and drafts nearly always pay."""
-HOPED = (0.85, 0.06, 0.02)
-"""Few draft models and heads are accepted more often than this, by rank: a tree that is too large at these rates is too
-large for all of them."""
-CLEARLY = 1.1
-"""A smaller tree is taken if it is expected to be so many times as fast."""
+PATIENCE = 2.0
+"""Seconds that texts may take which are written to see what is accepted."""
+TEXTS, BEGINNING, SEEN, FEWEST = 3, 12, 32, 8
+"""So many texts are watched, behind so many tokens of their own, for so many more; if there is time for so many."""
+MOST_CHILDREN = 4
+"""Rates are told of nodes with up to so many children."""
 
 
 @dataclass(frozen=True)
-class DraftingCosts:
-    """What passes and drafts take here, in seconds.
+class Measured:
+    """What passes and drafts take here, in seconds, and how often drafts were accepted.
 
     Args:
         passes: the target's passes, by their numbers of tokens.
         start: what a draft takes beyond its levels.
         level: one level of a draft.
         verifying: what verifying a draft takes more than drawing a token.
+        rates: those of an `Acceptance`; () where no text was watched.
+        tokens: the mean tokens of a step with the usual tree.
     """
 
     passes: tuple[tuple[int, float], ...]
     start: float
     level: float
     verifying: float = 0.0
+    rates: Rates = ()
+    tokens: float = 1.0
 
     @property
-    def of_steps(self) -> StepCosts:
+    def costs(self) -> StepCosts:
         """The costs of steps; what all steps take beside them is assumed, since it hardly matters."""
         plain = BESIDES / 2 * self.passes[0][1]
         return StepCosts(Curve(self.passes), Curve(((1, self.level),)), self.start, plain + self.verifying, plain)
 
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """The rates; None where no text was watched."""
+        return Acceptance(self.rates) if self.rates else None
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[object, DraftingCosts | None]] = WeakKeyDictionary()
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[object, Measured | None]] = WeakKeyDictionary()
 _LOCK = Lock()
 
 
-def fitted_policy(
-    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
-) -> TreePolicy | None:
-    """Return the default tree, or a smaller one where passes of this machine ask for it; None where no draft can pay.
-
-    Problem: kernels of few bits jump in time where a pass has more than a few tokens, and a draft may take as long as
-    what it saves. Rule: search the fastest tree that is no larger than the usual one, at rates of acceptance that are
-    seldom met (`HOPED`). So a tree is made smaller, or left out, only where it would not pay at lower rates either.
-    Above them it may be smaller than the best. Who adapts to the true rates is `Planner`.
-
-    The answer follows from measured costs, which are kept in the cache folder; so does a sampled text with a seed.
-
-    Args:
-        target: the target.
-        drafter: who drafts: a model or a head.
-        verifier: the rule, whose scheme draws the drafts.
-        usual: the default tree.
-    """
-    costs = _costs(target, drafter, verifier, usual)
-    if costs is None:
-        return usual
-    of_steps, bounds = costs.of_steps, usual.largest
-    rates = Acceptance.positional(HOPED[: min(bounds.max_children, len(HOPED))])
-    given = (rates, of_steps.verifying, of_steps.draft)
-    best = fastest_shape(*given, max_nodes=usual.most_drafts + 1, max_depth=bounds.depth, overhead=of_steps.drafting)
-    whole = _typical(usual, rates)
-    if _rate(best, rates, of_steps) < CLEARLY * _rate(whole, rates, of_steps):
-        return usual
-    if not best.counts:
-        _say_that_nothing_pays(costs)
-        return None
-    if best.max_children == 1:
-        return Chain(best.depth)
-    return BestFirst(best.size - 1, best.depth) if isinstance(usual, BestFirst) else Fixed(best)
-
-
-def _typical(usual: TreePolicy, rates: Acceptance) -> TreeShape:
-    """Return the shape of the usual tree; of one that grows, that of as many nodes which is best."""
-    if not isinstance(usual, BestFirst):
-        return usual.shape
-    free = Curve(((1, 1.0),))
-    return fastest_shape(rates, free, lambda _: 0.0, max_nodes=usual.drafts + 1, max_depth=usual.shape.depth)
-
-
-def _rate(shape: TreeShape, rates: Acceptance, costs: StepCosts) -> float:
-    return expected_tokens(shape, rates) / costs.of(shape)
-
-
-def _say_that_nothing_pays(costs: DraftingCosts) -> None:
-    (_, one), (width, several) = costs.passes[0], costs.passes[1]
-    warnings.warn(
-        f"Nothing is drafted: a pass over {width} tokens takes {1000 * several:.1f} ms, one over a single token "
-        f"{1000 * one:.1f} ms, and a draft with its verification "
-        f"{1000 * (costs.start + costs.level + costs.verifying):.1f} ms, so that drafts which are accepted "
-        f"{HOPED[0]:.0%} of the time would not pay; policy=... drafts all the same.",
-        stacklevel=2,
-    )
-
-
-def _costs(
-    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
-) -> DraftingCosts | None:
+def measured(
+    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy, temperature: float
+) -> Measured | None:
     """Return what was measured, now or before; None where nothing is to be measured, or could be."""
-    if os.environ.get(VARIABLE) == "no" or chosen_precision(target.device) or not usual.shape.counts:
-        return None
     networks = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
     own = [target.model, *(one for one in networks if one is not None)]
     if any(weight.is_meta for one in own for weight in one.parameters()):
         return None  # weights are brought for each pass, which is dear whatever its width
-    asked = (verifier.name, str(usual), *map(id, networks))
+    near = max(0.5, round(2 * temperature) / 2) if temperature else 0.0
+    asked = (verifier.name, str(usual), near, *(one and ref(one) for one in networks))
     with _LOCK:
         known = _KNOWN.setdefault(target.model, {})
         if asked not in known:
-            key = _key(target, networks, verifier, usual)
+            key = _key(target, networks, asked[:3])
             found = _read(key)
             if found is None:
-                found = _measured(target, drafter, verifier, usual)
+                found = _measured(target, Method(drafter, verifier, usual), near)
                 _keep(key, found)
             known[asked] = found
         return known[asked]
 
 
-def _key(
-    target: HuggingFaceModel, networks: Sequence[nn.Module | None], verifier: TreeVerifier, usual: TreePolicy
-) -> str:
+def _key(target: HuggingFaceModel, networks: Sequence[nn.Module | None], asked: tuple[object, ...]) -> str:
     """Return a name for all that the times depend on."""
     drafting = [ModelIdentity.of(one, type(one).__name__) for one in networks if one is not None]
     machine = Machine.of_model(target.model)
     own = ModelIdentity.of(target.model, type(target.model).__name__)
-    said = (asdict(own), list(map(asdict, drafting)), asdict(machine), target.why_not_fused, verifier.name, str(usual))
+    said = (asdict(own), list(map(asdict, drafting)), asdict(machine), target.why_not_fused, asked)
     return f"{crc32(repr(said).encode()):08x}-{own.weights}"
 
 
-def _measured(
-    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
-) -> DraftingCosts | None:
-    known = max(1, min(KNOWN, target.context - usual.most_drafts - 2))
+def _measured(target: HuggingFaceModel, method: Method, temperature: float) -> Measured | None:
+    most = method.policy.most_drafts
+    known = max(1, min(KNOWN, target.context - most - 2))
     tokens = (torch.arange(known, device=target.device) % target.vocab_size).unsqueeze(0)
     try:
         if time_target(target, tokens, 1, rounds=1, on_progress=_silent)(1) > SLOW:
             return None
         rounds = FEW if target.device.type == "cpu" else ROUNDS  # recorded passes begin after some
-        passes = time_target(target, tokens, usual.most_drafts + 1, rounds=rounds, on_progress=_silent)
-        found = _drafting(target, drafter, verifier, usual)
+        passes = time_target(target, tokens, most + 1, rounds=rounds, on_progress=_silent)
+        found = Measured(passes.points, *_drafting(target, method))
+        return _watched(target, method, temperature, found)
     except (PolydraftError, RuntimeError):  # what cannot be drafted says so when a text is begun
         return None
-    return DraftingCosts(passes.points, *found)
+
+
+def _watched(target: HuggingFaceModel, method: Method, temperature: float, found: Measured) -> Measured:
+    """Let the target write the beginnings of texts, and see what is accepted behind them, and what it takes.
+
+    Drafts in the middle of a text take longer than one after another, since passes of the target lie between them.
+    """
+    count = min(SEEN, int(PATIENCE / found.passes[0][1] / TEXTS))
+    if target.encodes or count < FEWEST or target.context < 1 + BEGINNING + count:
+        return found
+    watched = RecordingVerifier(method.verifier)
+    first: Any = getattr(target.model.generation_config, "bos_token_id", None)
+    first = first if is_whole(first) and 0 <= first < target.vocab_size else 0
+    text = torch.full((1, 1), first, device=target.device)
+    visits, plain, drafted = list[Visit](), list[StepSeconds](), list[StepSeconds]()
+    for seed in range(TEXTS):
+        run = _run(target, Method(NoDraft(), method.verifier, Chain(1)), text, SamplingParams(), BEGINNING, seed)
+        plain.extend(timed_steps(run))
+        begun = run.sequences(text, 0)
+        run = _run(target, replace(method, verifier=watched), begun, SamplingParams(temperature), count, seed)
+        for seconds in timed_steps(run):
+            drafted.append(seconds)
+            visits.extend(watched.visits())
+    if not visits:
+        return found
+    children, deepest = min(MOST_CHILDREN, method.policy.largest.max_children), method.policy.largest.depth
+    slower = median(one.draft for one in drafted) / (found.start + deepest * found.level)
+    beside = median(one.beside for one in drafted) - median(one.beside for one in plain)
+    return replace(
+        found,
+        start=found.start * slower,
+        level=found.level * slower,
+        verifying=max(0.0, beside),
+        rates=tally(method.verifier, visits, children).rates().rates,
+        tokens=TEXTS * count / len(drafted),
+    )
+
+
+def _run(
+    target: HuggingFaceModel, method: Method, text: Int[Tensor, "1 t"], params: SamplingParams, count: int, seed: int
+) -> Run:
+    """Return a run that continues a text by so many tokens, whatever they are."""
+    prompt = Text(text, torch.full_like(text[0, :1], text.shape[1]))
+    setup = Setup(target, method, prompt, (TargetLaw(params),), (Ending(text.shape[1] + count),), time=True)
+    return Run(setup, Noise.from_seed(seed, 1))
+
+
+class StepSeconds(NamedTuple):
+    """The seconds of a step: drafting, and all but drafting and the target's pass."""
+
+    draft: float
+    beside: float
+
+
+def timed_steps(run: Run) -> Iterator[StepSeconds]:
+    """Generate, and return the seconds of every step; reading the prompt is not counted."""
+    before: dict[str, float] = {}
+    for _ in run:
+        spent = {name: value - before.get(name, 0.0) for name, value in run.statistics.seconds.items()}
+        before = run.statistics.seconds
+        draft, passes = spent.get("draft", 0.0), spent.get("prefill", 0.0) + spent.get("target", 0.0)
+        yield StepSeconds(draft, spent["total"] - draft - passes)
 
 
 @torch.no_grad()
-def _drafting(
-    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy
-) -> tuple[float, float, float]:
+def _drafting(target: HuggingFaceModel, method: Method) -> tuple[float, float, float]:
     """Time drafts of one level and of the usual tree, behind a text of one token, and what verifying takes."""
+    drafter, verifier, usual = method.drafter, method.verifier, method.policy
     token = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     text, room = Text(token, torch.ones_like(token[0])), usual.largest.size + 2
     reader = Reader.new(target, 1, room, drafter.needs.layers)
@@ -233,21 +233,22 @@ def _silent(done: int, total: int) -> None:
     """Show nothing."""
 
 
-def _read(key: str) -> DraftingCosts | None:
+def _read(key: str) -> Measured | None:
     try:
         row = json.loads((cache_folder() / "costs" / f"{key}.json").read_text(encoding="utf-8"))
         passes = tuple((int(count), float(seconds)) for count, seconds in row["passes"])
-        found = DraftingCosts(passes, *(float(row[name]) for name in ("start", "level", "verifying")))
-        times = [seconds for _, seconds in passes] + [found.start, found.level, found.verifying]
-        usable = (
-            passes[0][0] == 1 and len(passes) > 1 and passes[0][1] > 0 and 0 <= min(times) <= max(times) < SLOW * 1000
-        )
-        return found if usable and found.of_steps else None
+        rates = tuple(tuple(tuple(map(float, one)) for one in depth) for depth in row["rates"])
+        times = {name: float(row[name]) for name in ("start", "level", "verifying")}
+        found = Measured(passes, **times, rates=rates, tokens=float(row["tokens"]))
+        seconds = [seconds for _, seconds in passes] + [*times.values()]
+        usable = passes[0][0] == 1 and len(passes) > 1 and passes[0][1] > 0 and 1 <= found.tokens < MOST_NODES
+        usable = usable and 0 <= min(seconds) <= max(seconds) < SLOW * 1000
+        return found if usable and found.costs and (found.acceptance or True) else None
     except (OSError, ValueError, ArithmeticError, RecursionError, LookupError, TypeError, PolydraftError):
         return None  # it is measured again
 
 
-def _keep(key: str, found: DraftingCosts | None) -> None:
+def _keep(key: str, found: Measured | None) -> None:
     """Write what was measured to the cache folder, where that can be written to."""
     if found is None:
         return

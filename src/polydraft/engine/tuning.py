@@ -1,7 +1,7 @@
 """Tuning: measure what a pair accepts and costs, choose trees by it, and use the choice, measured anew if need be."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from polydraft.drafters import Drafter, DraftRequest, ModelDrafter, NoDraft, Session
 from polydraft.engine.choices import check_crowd, default_policy, default_verifier, without_branches
 from polydraft.engine.generate import stream
-from polydraft.engine.measured import ROUNDS, Rounds, time_target, timed, up_to
-from polydraft.engine.run import Run
+from polydraft.engine.measured import ROUNDS, Rounds, time_target, timed, timed_steps, up_to
 from polydraft.errors import InvalidParameter, UnpairedScheme, UnsupportedModel, shown
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.planning.acceptance import OBSERVED, RecordingVerifier, Visit, tally
@@ -336,21 +335,12 @@ def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: Tree
     for done, prompt in enumerate(task.prompts, start=1):
         shorter = max(2, effort.tokens // 2)  # one token a step
         run = stream(task.pair.target, prompt, drafter=NoDraft(), verifier=rule, max_new_tokens=shorter, **options)
-        plain.extend(_rests(run))
+        plain.extend(seconds.beside for seconds in timed_steps(run))
         run = stream(
             task.pair.target, prompt, drafter=task.drafter, verifier=recording, max_new_tokens=effort.tokens, **options
         )
-        for seconds in _rests(run):
-            drafted.append(seconds)
+        for seconds in timed_steps(run):
+            drafted.append(seconds.beside)
             seen.extend(recording.visits())
         task.on_progress(f"generating, temperature {params.temperature:g}", done, len(task.prompts))
     return _Watched(seen, max(0.0, median(drafted)), max(0.0, median(plain)))
-
-
-def _rests(run: Run) -> Iterator[float]:
-    """Generate, and return of every step its seconds outside drafting and the models' passes."""
-    before: dict[str, float] = {}
-    for _ in run:
-        spent = {name: value - before.get(name, 0.0) for name, value in run.statistics.seconds.items()}
-        before = run.statistics.seconds
-        yield spent["total"] - sum(spent.get(name, 0.0) for name in ("prefill", "draft", "target"))

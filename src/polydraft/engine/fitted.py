@@ -1,0 +1,112 @@
+"""Default trees by what passes take here and what is accepted; where no draft can pay, none at all."""
+
+import os
+import warnings
+
+from polydraft.drafters import Drafter
+from polydraft.engine.measured import VARIABLE, Measured, measured
+from polydraft.models import HuggingFaceModel, chosen_precision
+from polydraft.planning.costs import Curve
+from polydraft.probs import SamplingParams
+from polydraft.trees import Acceptance, Chain, Fixed, TreePolicy, TreeShape, expected_tokens, fastest_shape
+from polydraft.trees.growing.budgets import BestFirst
+from polydraft.verifiers import TreeVerifier
+
+HOPED = (0.85, 0.06, 0.02)
+"""Few draft models and heads are accepted more often than this, by rank: a tree that is too large at these rates is too
+large for all of them. They stand for the true rates where texts would take too long to write."""
+CLEARLY = 1.1
+"""A smaller tree is taken if it is expected to be so many times as fast."""
+PAYS = 1.03
+"""Drafts that are expected to be less than so many times as fast as none are left out: estimates are no better."""
+
+
+def fitted_policy(
+    target: HuggingFaceModel, drafter: Drafter, verifier: TreeVerifier, usual: TreePolicy, params: SamplingParams
+) -> TreePolicy | None:
+    """Return the default tree, or a smaller one where passes of this machine ask for it; None where no draft pays.
+
+    Problem: kernels of few bits jump in time where a pass has more than a few tokens, and a draft may take as long as
+    what it saves. Rule: search the fastest tree that is no larger than the usual one, by measured times and by the
+    rates at which drafts were accepted in texts that the target wrote itself; where such texts would take too long, by
+    rates that are seldom met (`HOPED`). The usual tree stays unless another is clearly faster. Texts that are easier
+    to foretell than the target's own may pay with larger trees than this. Who adapts to them is `Planner`.
+
+    The answer follows from what was measured once and is kept in the cache folder; so does a sampled text with a seed.
+
+    Args:
+        target: the target.
+        drafter: who drafts: a model or a head.
+        verifier: the rule, whose scheme draws the drafts.
+        usual: the default tree.
+        params: the target's sampling settings, of which the temperature counts.
+    """
+    if os.environ.get(VARIABLE) == "no" or chosen_precision(target.device) or not usual.shape.counts:
+        return usual
+    found = measured(target, drafter, verifier, usual, params.temperature)
+    if found is None:
+        return usual
+    search = _Fit(found, usual)
+    best, whole = search.best, search.whole
+    if max(search.speed(best), search.speed(whole)) < PAYS * search.speed(TreeShape(())):
+        _say_that_nothing_pays(search)
+        return None
+    if not best.counts or search.speed(best) < CLEARLY * search.speed(whole):
+        return usual
+    if best.max_children == 1:
+        return Chain(best.depth)
+    return BestFirst(best.size - 1, best.depth) if isinstance(usual, BestFirst) else Fixed(best)
+
+
+class _Fit:
+    """The trees that are no larger than the usual one, by what was measured."""
+
+    def __init__(self, found: Measured, usual: TreePolicy) -> None:
+        self.found, self.usual, self.costs = found, usual, found.costs
+        most = usual.largest.max_children
+        self.rates = found.acceptance or Acceptance.positional(HOPED[: min(most, len(HOPED))])
+        self.whole = self._typical()
+        drafted = expected_tokens(self.whole, self.rates) - 1
+        self.gain = max(0.0, found.tokens - 1) / drafted if found.acceptance and drafted > 0 else 1.0
+        """What trees that follow the draft gain beside what the rates say."""
+
+    @property
+    def best(self) -> TreeShape:
+        """The fastest tree; the root alone if that is plain decoding."""
+        return self._fastest(self.rates)
+
+    def speed(self, shape: TreeShape) -> float:
+        """Return the expected tokens per second."""
+        return (1 + self.gain * (expected_tokens(shape, self.rates) - 1)) / self.costs.of(shape)
+
+    def needed(self) -> float | None:
+        """Return how often single drafts would have to be accepted to pay; None if always would not do."""
+        shares = (share / 100 for share in range(1, 100))
+        return next((share for share in shares if self._fastest(Acceptance.positional((share,))).counts), None)
+
+    def _fastest(self, rates: Acceptance) -> TreeShape:
+        given = (rates, self.costs.verifying, self.costs.draft)
+        nodes, depth = self.usual.most_drafts + 1, self.usual.largest.depth
+        return fastest_shape(*given, max_nodes=nodes, max_depth=depth, overhead=self.costs.drafting)
+
+    def _typical(self) -> TreeShape:
+        """Return the shape of the usual tree; of one that grows, that of as many nodes which is best."""
+        usual = self.usual
+        if not isinstance(usual, BestFirst):
+            return usual.shape
+        free = Curve(((1, 1.0),))
+        return fastest_shape(self.rates, free, lambda _: 0.0, max_nodes=usual.drafts + 1, max_depth=usual.shape.depth)
+
+
+def _say_that_nothing_pays(search: _Fit) -> None:
+    found, needed = search.found, search.needed()
+    (_, one), (width, several) = found.passes[0], found.passes[1]
+    drafting = found.start + found.level + found.verifying
+    accepted = search.rates.at(0, 1)[0] if search.rates.at(0, 1) else sum(search.rates.at(0, 2))
+    warnings.warn(
+        f"Nothing is drafted: a pass over {width} tokens takes {1000 * several:.1f} ms, one over a single token "
+        f"{1000 * one:.1f} ms, and a draft with its verification {1000 * drafting:.1f} ms. Drafts are accepted "
+        f"{accepted:.0%} of the time{'' if found.acceptance else ' at best'}; they would pay "
+        f"{f'from {needed:.0%}' if needed else 'at no rate'}. policy=... drafts all the same.",
+        stacklevel=2,
+    )
