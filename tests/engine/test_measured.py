@@ -133,22 +133,32 @@ def test_passes_and_drafts_are_timed(door: HuggingFaceModel, tmp_path: Path) -> 
     assert all(seconds > 0 for _, seconds in row["passes"]) and row["level"] >= 0
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[" * 100_000,
-        '{"passes":[[1,1e400],[2,1]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
-        '{"passes":[[1,0],[2,0]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
-        '{"passes":[[5,1],[6,2]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
-        '{"passes":[[1,1],[2,1e308]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
-        '{"passes":[[%s,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}' % ("9" * 4000),
-        '{"passes":[],"start":0,"level":0,"verifying":0,"rates":[],"tokens":1}',
-        '{"passes":[[1,1],[2,1]],"start":0,"level":0}',
-        '{"passes":[[1,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[[[2]]],"tokens":1}',
-        '{"passes":[[1,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[1],"tokens":1}',
-        '{"passes":[[1,1],[2,1]],"start":0,"level":0,"verifying":0,"rates":[],"tokens":-1}',
-    ],
-)
+SOUND = {
+    "passes": [[1, 1], [2, 1]],
+    "start": 0,
+    "level": 0,
+    "verifying": 0,
+    "rates": [],
+    "tokens": 1,
+    "usual": 1,
+    "plain": 1,
+}
+DAMAGE: list[dict[str, object]] = [
+    {"passes": [[1, float("inf")], [2, 1]]},
+    {"passes": [[1, 0], [2, 0]]},
+    {"passes": [[5, 1], [6, 2]]},
+    {"passes": [[1, 1], [2, 1e308]]},
+    {"passes": [[int("9" * 4000), 1], [2, 1]]},
+    {"passes": []},
+    {"verifying": None},
+    {"rates": [[[2]]]},
+    {"rates": [1]},
+    {"tokens": -1},
+    {"usual": -1},
+]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{}", *(json.dumps(SOUND | change) for change in DAMAGE)])
 def test_damaged_costs_are_measured_again(
     door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
 ) -> None:

@@ -8,16 +8,24 @@ from polydraft.engine.measured import VARIABLE, Measured, measured
 from polydraft.models import HuggingFaceModel, chosen_precision
 from polydraft.planning.costs import Curve
 from polydraft.probs import SamplingParams
-from polydraft.trees import Acceptance, Chain, Fixed, TreePolicy, TreeShape, expected_tokens, fastest_shape
-from polydraft.trees.growing.budgets import BestFirst
+from polydraft.trees import (
+    Acceptance,
+    Chain,
+    Fixed,
+    GrowingPolicy,
+    TreePolicy,
+    TreeShape,
+    expected_tokens,
+    fastest_shape,
+)
 from polydraft.verifiers import TreeVerifier
 
 HOPED = (0.85, 0.06, 0.02)
 """Few draft models and heads are accepted more often than this, by rank: a tree that is too large at these rates is too
 large for all of them. They stand for the true rates where texts would take too long to write."""
-CLEARLY = 1.1
+CLEARLY = 1.05
 """A smaller tree is taken if it is expected to be so many times as fast."""
-PAYS = 1.03
+PAYS = 1.05
 """Drafts that are expected to be less than so many times as fast as none are left out: estimates are no better."""
 
 
@@ -47,15 +55,13 @@ def fitted_policy(
     if found is None:
         return usual
     search = _Fit(found, usual)
-    best, whole = search.best, search.whole
-    if max(search.speed(best), search.speed(whole)) < PAYS * search.speed(TreeShape(())):
+    best, plain = search.best, search.speed(TreeShape(()))
+    if max(search.speed(best), search.usual_speed) < PAYS * plain:
         _say_that_nothing_pays(search)
         return None
-    if not best.counts or search.speed(best) < CLEARLY * search.speed(whole):
+    if not best.counts or search.speed(best) < CLEARLY * search.usual_speed:
         return usual
-    if best.max_children == 1:
-        return Chain(best.depth)
-    return BestFirst(best.size - 1, best.depth) if isinstance(usual, BestFirst) else Fixed(best)
+    return Chain(best.depth) if best.max_children == 1 else Fixed(best)
 
 
 class _Fit:
@@ -65,10 +71,6 @@ class _Fit:
         self.found, self.usual, self.costs = found, usual, found.costs
         most = usual.largest.max_children
         self.rates = found.acceptance or Acceptance.positional(HOPED[: min(most, len(HOPED))])
-        self.whole = self._typical()
-        drafted = expected_tokens(self.whole, self.rates) - 1
-        self.gain = max(0.0, found.tokens - 1) / drafted if found.acceptance and drafted > 0 else 1.0
-        """What trees that follow the draft gain beside what the rates say."""
 
     @property
     def best(self) -> TreeShape:
@@ -77,7 +79,16 @@ class _Fit:
 
     def speed(self, shape: TreeShape) -> float:
         """Return the expected tokens per second."""
-        return (1 + self.gain * (expected_tokens(shape, self.rates) - 1)) / self.costs.of(shape)
+        return expected_tokens(shape, self.rates) / self.costs.of(shape)
+
+    @property
+    def usual_speed(self) -> float:
+        """The same with the usual tree: with its time as it was seen, and its tokens too if it follows the draft."""
+        found, typical = self.found, self._typical()
+        if not found.usual:
+            return self.speed(typical)
+        grows = isinstance(self.usual, GrowingPolicy)
+        return (found.tokens if grows else expected_tokens(typical, self.rates)) / found.usual
 
     def needed(self) -> float | None:
         """Return how often single drafts would have to be accepted to pay; None if always would not do."""
@@ -92,10 +103,10 @@ class _Fit:
     def _typical(self) -> TreeShape:
         """Return the shape of the usual tree; of one that grows, that of as many nodes which is best."""
         usual = self.usual
-        if not isinstance(usual, BestFirst):
+        if not isinstance(usual, GrowingPolicy):
             return usual.shape
-        free = Curve(((1, 1.0),))
-        return fastest_shape(self.rates, free, lambda _: 0.0, max_nodes=usual.drafts + 1, max_depth=usual.shape.depth)
+        free, nodes, depth = Curve(((1, 1.0),)), usual.most_drafts + 1, usual.shape.depth
+        return fastest_shape(self.rates, free, lambda _: 0.0, max_nodes=nodes, max_depth=depth)
 
 
 def _say_that_nothing_pays(search: _Fit) -> None:

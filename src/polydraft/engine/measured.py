@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import median
+from statistics import mean, median
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -29,7 +29,7 @@ from polydraft.planning.costs import BESIDES, Curve, StepCosts
 from polydraft.planning.plan import Machine, ModelIdentity
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text, reader_of
-from polydraft.trees import Acceptance, Chain, Draft, TokenTree, TreePolicy, TreeShape, in_pieces, topology
+from polydraft.trees import Acceptance, Chain, Draft, Fixed, TokenTree, TreePolicy, TreeShape, in_pieces, topology
 from polydraft.trees.search import Rates
 from polydraft.trees.tree import MOST_NODES
 from polydraft.verifiers import TreeVerifier
@@ -45,8 +45,10 @@ SLOW = 0.25
 """Passes that take so many seconds are not timed: that would be noticed, and drafts nearly always pay."""
 PATIENCE = 2.0
 """Seconds that texts may take which are written to see what is accepted."""
-TEXTS, BEGINNING, SEEN, FEWEST = 3, 12, 32, 8
+TEXTS, BEGINNING, SEEN, FEWEST = 6, 6, 16, 4
 """So many texts are watched, behind so many tokens of their own, for so many more; if there is time for so many."""
+STATIC = 3
+"""The depth of the static trees whose drafts are timed there, beside those of a single level."""
 MOST_CHILDREN = 4
 """Rates are told of nodes with up to so many children."""
 
@@ -60,8 +62,10 @@ class Measured:
         start: what a draft takes beyond its levels.
         level: one level of a draft.
         verifying: what verifying a draft takes more than drawing a token.
-        rates: those of an `Acceptance`; () where no text was watched.
+        rates: those of an `Acceptance`; () where no text was watched, and then nothing is known of what follows.
         tokens: the mean tokens of a step with the usual tree.
+        usual: what such a step takes in the middle of a text.
+        plain: what a step without drafts takes there.
     """
 
     passes: tuple[tuple[int, float], ...]
@@ -70,11 +74,14 @@ class Measured:
     verifying: float = 0.0
     rates: Rates = ()
     tokens: float = 1.0
+    usual: float = 0.0
+    plain: float = 0.0
 
     @property
     def costs(self) -> StepCosts:
-        """The costs of steps; what all steps take beside them is assumed, since it hardly matters."""
-        plain = BESIDES / 2 * self.passes[0][1]
+        """The costs of steps with trees of a fixed shape; what all steps take beside them is assumed if unknown."""
+        one = self.passes[0][1]
+        plain = max(0.0, self.plain - one) if self.rates else BESIDES / 2 * one
         return StepCosts(Curve(self.passes), Curve(((1, self.level),)), self.start, plain + self.verifying, plain)
 
     @property
@@ -136,36 +143,53 @@ def _measured(target: HuggingFaceModel, method: Method, temperature: float) -> M
 def _watched(target: HuggingFaceModel, method: Method, temperature: float, found: Measured) -> Measured:
     """Let the target write the beginnings of texts, and see what is accepted behind them, and what it takes.
 
-    Drafts in the middle of a text take longer than one after another, since passes of the target lie between them.
+    Drafts in the middle of a text take longer than one after another: they learn from each step, and find the caches of
+    the processor full of the target.
     """
     count = min(SEEN, int(PATIENCE / found.passes[0][1] / TEXTS))
     if target.encodes or count < FEWEST or target.context < 1 + BEGINNING + count:
         return found
-    watched = RecordingVerifier(method.verifier)
-    first: Any = getattr(target.model.generation_config, "bos_token_id", None)
-    first = first if is_whole(first) and 0 <= first < target.vocab_size else 0
-    text = torch.full((1, 1), first, device=target.device)
-    visits, plain, drafted = list[Visit](), list[StepSeconds](), list[StepSeconds]()
+    watched, first = RecordingVerifier(method.verifier), method.policy.shape.counts[:1]
+    deeper = min(STATIC, method.policy.shape.depth)
+    ways = {
+        "plain": Method(NoDraft(), method.verifier, Chain(1)),
+        "usual": replace(method, verifier=watched),
+        "flat": replace(method, policy=Fixed(TreeShape(first))),
+        "deep": replace(method, policy=Fixed(TreeShape(first + ((1,),) * (deeper - 1)))),
+    }
+    token: Any = getattr(target.model.generation_config, "bos_token_id", None)
+    token = token if is_whole(token) and 0 <= token < target.vocab_size else 0
+    text, visits = torch.full((1, 1), token, device=target.device), list[Visit]()
+    tokens: list[int] = []  # of each step but a text's last one, which is cut
+    steps: dict[str, list[StepSeconds]] = {way: [] for way in ways}
     for seed in range(TEXTS):
-        run = _run(target, Method(NoDraft(), method.verifier, Chain(1)), text, SamplingParams(), BEGINNING, seed)
-        plain.extend(timed_steps(run))
+        run = _run(target, ways["plain"], text, SamplingParams(), BEGINNING, seed)
+        steps["plain"].extend(timed_steps(run))
         begun = run.sequences(text, 0)
-        run = _run(target, replace(method, verifier=watched), begun, SamplingParams(temperature), count, seed)
+        run, before = _run(target, ways["usual"], begun, SamplingParams(temperature), count, seed), 0
         for seconds in timed_steps(run):
-            drafted.append(seconds)
+            steps["usual"].append(seconds)
             visits.extend(watched.visits())
-    if not visits:
+            if not run.over:
+                tokens.append(run.statistics.new_tokens - before)
+                before = run.statistics.new_tokens
+        static = "flat" if seed % 2 else "deep"
+        run = _run(target, ways[static], begun, SamplingParams(temperature), count // 2, seed)
+        steps[static].extend(timed_steps(run))
+    if not visits or not tokens:
         return found
-    children, deepest = min(MOST_CHILDREN, method.policy.largest.max_children), method.policy.largest.depth
-    slower = median(one.draft for one in drafted) / (found.start + deepest * found.level)
-    beside = median(one.beside for one in drafted) - median(one.beside for one in plain)
+    middle = {way: StepSeconds(*map(median, zip(*seconds, strict=True))) for way, seconds in steps.items()}
+    level = (middle["deep"].draft - middle["flat"].draft) / (deeper - 1) if deeper > 1 else found.level
+    children = min(MOST_CHILDREN, method.policy.largest.max_children)
     return replace(
         found,
-        start=found.start * slower,
-        level=found.level * slower,
-        verifying=max(0.0, beside),
+        start=max(0.0, middle["flat"].draft - max(0.0, level)),
+        level=max(0.0, level),
+        verifying=max(0.0, middle["flat"].beside - middle["plain"].beside),
         rates=tally(method.verifier, visits, children).rates().rates,
-        tokens=TEXTS * count / len(drafted),
+        tokens=mean(tokens),
+        usual=sum(middle["usual"]),
+        plain=sum(middle["plain"]),
     )
 
 
@@ -179,9 +203,10 @@ def _run(
 
 
 class StepSeconds(NamedTuple):
-    """The seconds of a step: drafting, and all but drafting and the target's pass."""
+    """The seconds of a step: drafting, the target's pass, and all beside."""
 
     draft: float
+    target: float
     beside: float
 
 
@@ -191,8 +216,8 @@ def timed_steps(run: Run) -> Iterator[StepSeconds]:
     for _ in run:
         spent = {name: value - before.get(name, 0.0) for name, value in run.statistics.seconds.items()}
         before = run.statistics.seconds
-        draft, passes = spent.get("draft", 0.0), spent.get("prefill", 0.0) + spent.get("target", 0.0)
-        yield StepSeconds(draft, spent["total"] - draft - passes)
+        draft, target, prompt = (spent.get(name, 0.0) for name in ("draft", "target", "prefill"))
+        yield StepSeconds(draft, target, spent["total"] - draft - target - prompt)
 
 
 @torch.no_grad()
@@ -238,7 +263,7 @@ def _read(key: str) -> Measured | None:
         row = json.loads((cache_folder() / "costs" / f"{key}.json").read_text(encoding="utf-8"))
         passes = tuple((int(count), float(seconds)) for count, seconds in row["passes"])
         rates = tuple(tuple(tuple(map(float, one)) for one in depth) for depth in row["rates"])
-        times = {name: float(row[name]) for name in ("start", "level", "verifying")}
+        times = {name: float(row[name]) for name in ("start", "level", "verifying", "usual", "plain")}
         found = Measured(passes, **times, rates=rates, tokens=float(row["tokens"]))
         seconds = [seconds for _, seconds in passes] + [*times.values()]
         usable = passes[0][0] == 1 and len(passes) > 1 and passes[0][1] > 0 and 1 <= found.tokens < MOST_NODES

@@ -56,6 +56,11 @@ class RecordingVerifier:
         self.seen = draft, target_probs, verdict
         return verdict
 
+    @property
+    def depth(self) -> int:
+        """The depth of the last tree."""
+        return 0 if self.seen is None else self.seen[0].tree.topology.height
+
     def visits(self) -> list[Visit]:
         """Return the nodes with drafts on the accepted path of the only row, the root first."""
         if self.seen is None:
