@@ -38,7 +38,7 @@ test: env
 
 # The same, with every call's types and shapes checked, which takes three times as long.
 test-typed: env
-	$(RUN) -m "not ($(MARKED))" --jaxtyping-packages=polydraft,polydraft_lab,typechecking.typechecked
+	$(RUN) -m "not ($(MARKED) or wrong_types)" --jaxtyping-packages=polydraft,polydraft_lab,typechecking.typechecked
 
 # The fast suite with the newest packages that the ranges of pyproject.toml allow, and with the oldest, each in an
 # environment of its own; `make demo VENV=.venv-newest PINS=` runs something else there.

@@ -78,6 +78,7 @@ def within(trace: Trace, work: Callable[[], Any]) -> Any:
         sys.setprofile(None)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_enters_few_files_and_functions(name: str) -> None:
     call, later = traced(name)

@@ -47,8 +47,8 @@ class SamplingParams:
 
 
 def sent(table: Tensor, device: torch.device) -> Tensor:
-    """Return a table of the host on a device, without waiting for what the device has still to do."""
-    return table if table.device == device else table.to(device, non_blocking=True)
+    """Return a table on a device; one of the host without waiting for what the device has still to do."""
+    return table if table.device == device else table.to(device, non_blocking=device.type != "cpu")
 
 
 def to_probs(logits: Float[Tensor, "*b V"], params: SamplingParams, *, check: bool = True) -> Float[Tensor, "*b V"]:

@@ -109,6 +109,7 @@ def test_in_python_objects_of_the_classes_do_the_same(tmp_path: Path) -> None:
     assert rule.statistics.accepted > 0
 
 
+@pytest.mark.wrong_types
 def test_a_rule_is_lifted_from_its_file_as_the_catalogues_are() -> None:
     line = own_rule("first_draft.py:FirstDraft")
     assert tables.RULES[-1] is line and line.usual.name == "first draft" and len(line.digest) == 16

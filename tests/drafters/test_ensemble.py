@@ -158,6 +158,7 @@ def test_at_temperature_zero_a_member_drafts_its_likeliest_token() -> None:
     assert draft.tree.tokens[0, 1:].tolist() == expected
 
 
+@pytest.mark.wrong_types
 def test_models_may_be_given_as_users_have_them() -> None:
     bare, other = tiny_model("llama", VOCAB, seed=1), tiny_model("llama", VOCAB, seed=2)
     mixed = EnsembleDrafter([bare, (other, HOT), (bare, HOT)])
@@ -172,6 +173,7 @@ def test_models_may_be_given_as_users_have_them() -> None:
     assert isinstance(alone, GenerationOutput) and alone.statistics.drafted
 
 
+@pytest.mark.wrong_types
 def test_what_it_refuses() -> None:
     for members in ([(model(1), 3)], [(model(1), None, 3)], [(model(1),)]):
         with pytest.raises(InvalidParameter, match=r"must be draft models, alone or as \(model, SamplingParams"):

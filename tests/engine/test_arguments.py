@@ -429,6 +429,7 @@ def test_scores_and_logits_are_hugging_faces(temperature: float) -> None:
         assert not bool(scores[ended].any())
 
 
+@pytest.mark.wrong_types
 def test_outputs_are_read_like_hugging_faces() -> None:
     output = generate(output_scores=True, return_dict_in_generate=True)
     assert torch.equal(output["sequences"], output.sequences)

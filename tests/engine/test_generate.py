@@ -71,6 +71,7 @@ class TestAsCustomGenerate:
         assert isinstance(text, Tensor)
         assert torch.equal(text, greedy())
 
+    @pytest.mark.wrong_types
     def test_return_dict_in_generate_gives_statistics(self) -> None:
         output = target().generate(
             PROMPT,

@@ -366,6 +366,7 @@ def test_drafts_outside_the_grammar_cost_nothing_but_the_draft(pair: Pair, ids: 
 # --- What is refused ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [

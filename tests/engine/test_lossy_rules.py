@@ -19,6 +19,7 @@ PROMPT = torch.tensor([[0, 1, 1]])
 OPTIONS = {"drafter": DRAFT, "temperature": 1.0, "max_new_tokens": 8, "seed": 1}
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("verifier", "name", "lossless"),
     [("typical", "typical acceptance", False), ("optimal", "optimal", True), ("block", "block verification", True)],
@@ -66,6 +67,7 @@ def test_rules_made_of_others_are_lossy_if_one_of_these_is(lossy: TreeVerifier) 
     assert ByShape().lossless and BottomUp(Optimal()).lossless and TopDown(Optimal()).lossless
 
 
+@pytest.mark.wrong_types
 def test_a_rule_must_say_whether_it_keeps_the_law() -> None:
     class Silent:
         scheme, name = BlockVerification().scheme, "silent"

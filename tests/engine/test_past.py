@@ -516,6 +516,7 @@ def held(past: Past) -> list[Tensor]:
     return [store.clone() for store in past.reader.cache.stores]
 
 
+@pytest.mark.wrong_types
 def test_a_call_inside_model_generate_goes_on_too() -> None:
     options: dict[str, Any] = {"custom_generate": polydraft.generate, "drafter": "none", "max_new_tokens": 4}
     first = target().generate(**prompt(*PROMPT), keep_past=True, return_dict_in_generate=True, **options)

@@ -15,6 +15,7 @@ from doubles import perturbed, tiny_model, tiny_tokenizer
 
 from polydraft.drafters import ModelDrafter, NoDraft
 from polydraft.engine import Planner, generate, stream
+from polydraft.engine.measured import StepSeconds
 from polydraft.engine.tuning import Effort, planned, time_draft, time_target, tune
 from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import HuggingFaceModel, Pair
@@ -53,12 +54,12 @@ def plan(pair: Pair) -> PairPlan:
 def clock(patch: pytest.MonkeyPatch, target: Curve, draft: Curve) -> None:
     """Let passes take these times, and everything else none."""
 
-    def still(run: Iterator[Any]) -> Iterator[float]:
-        return (0.0 for _ in run)
+    def still(run: Iterator[Any]) -> Iterator[StepSeconds]:
+        return (StepSeconds(0.0, 0.0, 0.0) for _ in run)
 
     patch.setattr(tuning, "time_target", lambda *_, **__: target)
     patch.setattr(tuning, "time_draft", lambda *_, **__: (draft, 0.0))
-    patch.setattr(tuning, "_rests", still)
+    patch.setattr(tuning, "timed_steps", still)
 
 
 @pytest.mark.slow

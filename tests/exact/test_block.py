@@ -221,6 +221,7 @@ def test_places_outside_the_tables_are_refused(field: str, value: int) -> None:
         BlockVerification().verify(draft, target, Noise.from_seed(0, 2))
 
 
+@pytest.mark.wrong_types
 def test_tables_of_other_sizes_are_refused() -> None:
     stream = torch.Generator().manual_seed(3)
     target, rows = (torch.rand(2, 4, 4, generator=stream, dtype=torch.float64).softmax(dim=-1) for _ in range(2))

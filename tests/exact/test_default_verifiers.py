@@ -170,7 +170,7 @@ def exported(room: object, *verbs: str) -> set[type]:
 
 
 def test_every_dynamic_policy_and_every_confidence_is_among_the_cases() -> None:
-    policies = exported(dynamic, "widest", "opened", "counts") - {GrowingPolicy}
+    policies = exported(dynamic, "opened", "counts") - {GrowingPolicy}
     assert policies and policies == {type(policy) for policy in POLICIES}
     confidences = exported(dynamic, "of")
     assert confidences and confidences <= {type(guess) for guess in CONFIDENCES}

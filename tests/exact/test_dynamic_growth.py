@@ -79,9 +79,6 @@ class Nosy(GrowingPolicy):
     shape = TreeShape(((2,), (2, 2), (2, 2)))
     stops = True
 
-    def widest(self, depth: int) -> int:
-        return len(self.shape.levels[depth])
-
     def opened(self, drawn: Drawn) -> Tensor:
         return drawn.there & (self._noise(drawn.path, drawn.there) % 3 > 0)
 
@@ -209,9 +206,6 @@ def test_merging_accepts_more_than_chains_beside_each_other() -> None:
 @dataclass(frozen=True)
 class Unmerged(Merged):
     """The members' trees beside each other: every copy goes on alone."""
-
-    def widest(self, depth: int) -> int:
-        return self.members
 
     def opened(self, drawn: Drawn) -> Tensor:
         return drawn.there

@@ -188,6 +188,7 @@ def test_rows_of_an_encoder_decoder_do_not_see_each_other() -> None:
     assert found.tolist() == model.generate(both, **settings).tolist()
 
 
+@pytest.mark.wrong_types
 def test_the_server_refuses_such_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = SimpleNamespace(target=dynamic(), draft=None, tokenizer=None)
     monkeypatch.setattr("polydraft.server.worker.served.load", lambda *_, **__: pair)

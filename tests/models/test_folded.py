@@ -253,6 +253,7 @@ def test_fused_passes_are_found_beside_the_fold() -> None:
     assert fused(model).fused is not None
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     "named",
     [

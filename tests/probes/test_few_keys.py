@@ -87,6 +87,7 @@ def test_sinks_and_newest_tokens_are_chosen_in_order() -> None:
     assert Recent().choose([4]).tolist() == [[0, 1, 2, 3]] and Recent().choose([0, 5]).shape == (2, 0)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("keys", [(-1, 3), (0, 0), (1.5, 3)])
 def test_senseless_keys_are_refused(keys: tuple[int, int]) -> None:
     with pytest.raises(InvalidParameter, match="must be a whole number of at least"):

@@ -139,7 +139,7 @@ def drafts_along(
     return DraftsOfText(rows, trees, seen)
 
 
-def joined(rows: Sequence[Rows | None]) -> Rows | None:
+def joined(rows: Sequence[Any]) -> Any:
     """Return rows in one piece; None where there are none."""
     there = [one for one in rows if one is not None]
     return (torch.cat([draft for draft, _ in there]), torch.cat([target for _, target in there])) if there else None

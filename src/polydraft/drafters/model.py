@@ -121,7 +121,7 @@ class ModelDrafter(Drafter):
             text.last(), policy, scheme, partial(self._propose, state, text, scheme, size), noise, trusted=True
         )
         complete = size is None and self.model.facts.vocab_size >= state.vocab_size
-        draft = replace(draft, whole=True) if complete else draft
+        draft = draft.as_whole() if complete else draft
         return draft, replace(state, reader=state.reader.grown(text, draft))
 
     def commit(self, state: ModelDraftState, step: Step) -> ModelDraftState:

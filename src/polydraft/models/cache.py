@@ -381,7 +381,7 @@ class SlotView(TreeCache):
         room: how many slots are read; None for all.
     """
 
-    def __init__(self, entries: Any, slots: Int[Tensor, "b n"], room: int | None = None) -> None:
+    def __init__(self, entries: Any, slots: Tensor, room: int | None = None) -> None:
         super().__init__(len(entries) // 2, entries[0].shape[0], entries[0].shape[2])
         self.entries, self.slots, self.room = entries, slots, room
 

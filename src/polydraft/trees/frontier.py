@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidDraft, TargetMismatch, UnpairedScheme, VocabularyMismatch
+from polydraft.probs import sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +33,11 @@ class Frontier:
     depth: int
     ancestors: Bool[Tensor, "b f n"]
 
-    def lent(self) -> "Frontier":
-        """Return a copy for somebody who may write to it."""
-        return replace(self, tokens=self.tokens.clone(), ancestors=self.ancestors.clone())
+    def lent(self, device: torch.device, *, trusted: bool) -> "Frontier":
+        """Return the nodes on a device; a copy for somebody who may write to it, unless he is trusted."""
+        moved = replace(self, tokens=sent(self.tokens, device), ancestors=sent(self.ancestors, device))
+        copies = not trusted and moved.tokens is self.tokens
+        return replace(self, tokens=self.tokens.clone(), ancestors=self.ancestors.clone()) if copies else moved
 
 
 Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]
@@ -57,7 +60,7 @@ class ProposedRows(NamedTuple):
     Args:
         listed: their lists; no token where a row is no law.
         probs: the rows; zeros where one is no law.
-        sound: which nodes have a law; None on the host if all have.
+        sound: which nodes have a law; None if all have.
     """
 
     listed: Int[Tensor, "b f K"]
@@ -83,8 +86,8 @@ def usable_rows(
     A node whose row is no law of distinct tokens gets no tokens and a row of zeros.
 
     Args:
-        found: their lists and rows; whatever it is, if it is not trusted.
-        frontier: the nodes.
+        found: their lists and rows; whatever it is, if it is not trusted. They are brought to the host.
+        frontier: the nodes, on the device of these rows.
         first: the rows of the root; None if it is the root that is looked at.
         trusted: whether the rows are known to be laws of distinct tokens, or zeros; else they are copied, since
             whoever proposed them may use their memory again.
@@ -93,13 +96,12 @@ def usable_rows(
         InvalidDraft: what came are no lists and rows of these nodes.
     """
     if trusted:
-        listed, law = found
+        listed, law = (one.cpu() for one in found)
         fine = law.flatten(2).amax(dim=-1) > 0
-        return ProposedRows(listed, law, None if law.device.type == "cpu" and bool(fine.all()) else fine)
-    listed, law = _of_these(found, frontier, first)
-    listed, law = listed.clone(), law.clone()
+        return ProposedRows(listed, law, None if bool(fine.all()) else fine)
+    listed, law = (one.clone().cpu() for one in _of_these(found, frontier, first))
     fine = laws(law).all(dim=-1) & distinct(listed)
-    if law.device.type == "cpu" and bool(fine.all()):
+    if bool(fine.all()):
         return ProposedRows(listed, law, None)
     return ProposedRows(listed.where(fine.unsqueeze(-1), -1), law.where(_beside(fine, law), 0.0), fine)
 

@@ -16,8 +16,9 @@ is no law of distinct tokens makes its node a leaf, and what are no rows of thes
 whatever is wrong, what was drawn above it stays, and what comes below is as if it had never been asked for. The
 finished draft is noted in the noise: whoever asked for it has what was drawn, even if the drafter raises behind growth.
 
-**On a device that would have to be waited for** nothing is read while a tree grows. There a draft row without any mass
-says that it is no law: its node is a leaf, and `Draft.sound` tells it to whoever asks.
+**Trees grow on the host**, whose steps are many and small: on a GPU each of them would be a kernel, some hundreds a
+draft, which take longer to launch than the drafter's own passes. Rows come to the host depth by depth, nodes go to the
+drafter's device, and so does the finished draft.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from polydraft.probs import Noise, sent
+from polydraft.probs import Noise
 from polydraft.schemes import Scheme, Uniforms
 from polydraft.trees.frontier import MENDABLE, Frontier, Overlap, Propose, ProposedRows, alike, both, usable_rows
 from polydraft.trees.growing.growth import GrowingPolicy
@@ -72,13 +73,14 @@ def grow(
         draft = Draft.nothing(root)
         noise.note((draft if trusted else draft.copied(), scheme))
         return draft
-    tree = OpenTree(root, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(root, policy, shape)
+    home = root.cpu()
+    tree = OpenTree(home, policy, shape) if isinstance(policy, GrowingPolicy) else ShapedTree(home, policy, shape)
     failure: Exception | None = None
     try:
         while (frontier := tree.frontier()) is not None:
-            asked = frontier if trusted else frontier.lent()
-            found = usable_rows(propose(asked), frontier, tree.first, trusted=trusted)
-            law, counts, most = tree.planned(found, overlap and partial(overlap, asked))
+            asked = frontier.lent(root.device, trusted=trusted)
+            found = usable_rows(propose(asked), asked, tree.first, trusted=trusted)
+            law, counts, most = tree.planned(found, overlap and partial(_estimated, overlap, asked))
             drafts = scheme.sample(law, counts, _uniforms(tree, scheme, found, noise), most) if most else None
             tree.add(found, law, drafts)
     except MENDABLE:
@@ -87,9 +89,13 @@ def grow(
         if not tree.depth:
             raise
         failure = error
-    draft = tree.draft(failure)
+    draft = tree.draft(failure).on(root.device)
     noise.note((draft if trusted else draft.copied(), scheme))
     return draft
+
+
+def _estimated(overlap: Overlap, frontier: Frontier) -> Float[Tensor, "b f"]:
+    return overlap(frontier).cpu()
 
 
 def _uniforms(
@@ -103,7 +109,7 @@ def _uniforms(
     if scheme.uniforms is Uniforms.SHARED:
         return noise.tied(tree.depth, found.listed)
     stream = noise if tree.shares_streams else noise.at(tree.depth)
-    return sent(stream.uniform(probs.shape[1], width), probs.device)
+    return stream.uniform(probs.shape[1], width)
 
 
 class ShapedTree:
@@ -116,7 +122,7 @@ class ShapedTree:
 
     def __init__(self, root: Int[Tensor, "b"], policy: TreePolicy, shape: TreeShape) -> None:
         self._policy, self._shape, self._stops = policy, shape, policy.stops
-        self._topology, self._levels = topology(shape, len(root), root.device), _levels(shape, root.device)
+        self._topology, self._levels = topology(shape, len(root), root.device), _levels(shape)
         self._tokens, self._atoms = [root.unsqueeze(-1)], [torch.full_like(root, -1).unsqueeze(-1)]
         self._valid = [torch.ones_like(self._tokens[0], dtype=torch.bool)]
         self._listed, self._probs = list[Tensor](), list[Tensor]()
@@ -219,11 +225,11 @@ class _Level:
 
 
 @lru_cache(maxsize=256)
-def _levels(shape: TreeShape, device: torch.device) -> tuple[_Level, ...]:
-    return tuple(_level(shape, depth, device) for depth in range(shape.depth))
+def _levels(shape: TreeShape) -> tuple[_Level, ...]:
+    return tuple(_level(shape, depth) for depth in range(shape.depth))
 
 
-def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
+def _level(shape: TreeShape, depth: int) -> _Level:
     counts, nodes, below = shape.counts[depth], shape.levels[depth], shape.levels[depth + 1]
     most = max(counts)
     parents = [shape.parents[child] - nodes.start for child in below]
@@ -231,10 +237,10 @@ def _level(shape: TreeShape, depth: int, device: torch.device) -> _Level:
     leaves = len(nodes) - len(counts) + (len(below) if depth == shape.depth - 1 else 0)
     return _Level(
         nodes=range(nodes.start, nodes.start + len(counts)),
-        counts=torch.tensor(counts, device=device),
+        counts=torch.tensor(counts),
         most=most,
-        parents=torch.tensor(parents, device=device),
-        places=None if len(places) == most * len(counts) else torch.tensor(places, device=device),
+        parents=torch.tensor(parents),
+        places=None if len(places) == most * len(counts) else torch.tensor(places),
         leaves=leaves,
     )
 

@@ -50,8 +50,7 @@ class TreePolicy:
     def stops(self) -> bool:
         """Whether growth may end before its full depth by what was drawn.
 
-        A device is then waited for once a depth, and draft rows are listed as for sampled drafts, since their
-        probabilities are looked at.
+        Draft rows are then listed as for sampled drafts, since their probabilities are looked at.
         """
         return False
 

@@ -112,9 +112,21 @@ class Topology:
         """The same trees on the host, where sizes are counted; a device is waited for once."""
         return self if self.parents.device.type == "cpu" else Topology(self.parents.cpu())
 
+    def on(self, device: torch.device) -> "Topology":
+        """Return the same trees on a device; those of a shape that many trees have are sent once."""
+        if device in (self.parents.device, torch.device("cpu")):
+            return self.on_host if device.type == "cpu" else self
+        known: dict[torch.device, Topology] = vars(self).setdefault("_there", {})
+        if device not in known:
+            known[device] = Topology(sent(self.parents, device))
+            vars(known[device])["on_host"] = self
+        return known[device]
+
     @cached_property
     def ancestors(self) -> Bool[Tensor, "b n n"]:
         """Entry [b, i, j] tells whether node j is node i or one of its ancestors."""
+        if self.on_host is not self:
+            return sent(self.on_host.ancestors, self.parents.device)
         size = self.parents.shape[-1]
         result = torch.eye(size, dtype=torch.bool, device=self.parents.device).repeat(self.parents.shape[0], 1, 1)
         rows = torch.arange(self.parents.shape[0], device=self.parents.device)
@@ -194,7 +206,9 @@ class Topology:
 @lru_cache(maxsize=256)
 def topology(shape: TreeShape, batch: int, device: torch.device) -> Topology:
     """Return the topology of `batch` trees of one shape; equal shapes share it, so its views are computed once."""
-    return Topology(sent(torch.tensor(shape.parents), device).repeat(batch, 1))
+    if device.type != "cpu":
+        return topology(shape, batch, torch.device("cpu")).on(device)
+    return Topology(torch.tensor(shape.parents).repeat(batch, 1))
 
 
 EAGLE_25 = TreeShape(((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,)))
@@ -272,6 +286,21 @@ class TokenTree:
     def children(self) -> Int[Tensor, "b n k"]:
         """The valid children of each node in drafting order, -1 elsewhere."""
         return self.topology.children.where(self.topology.of_children(self.valid, 0), -1)
+
+    @cached_property
+    def on_host(self) -> "TokenTree":
+        """The same trees on the host; a device is waited for once."""
+        if self.tokens.device.type == "cpu":
+            return self
+        return TokenTree(self.tokens.cpu(), self.topology.on_host, self.valid.cpu())
+
+    def on(self, device: torch.device) -> "TokenTree":
+        """Return the same trees on a device."""
+        if device.type == "cpu" or self.tokens.device == device:
+            return self.on_host if device.type == "cpu" else self
+        there = TokenTree(sent(self.tokens, device), self.topology.on(device), sent(self.valid, device))
+        vars(there)["on_host"] = self.on_host
+        return there
 
     def copied(self) -> "TokenTree":
         """Return trees in memory of their own; topologies are shared by all trees of a shape."""
@@ -353,6 +382,38 @@ class Draft:
         probs = torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1)
         return cls(tree, empty, empty.unsqueeze(-1), probs.unsqueeze(-2) if apart else probs, most_children=0)
 
+    @cached_property
+    def on_host(self) -> "Draft":
+        """The same on the host, but for what is scored beside the tree; a device is waited for once."""
+        return self if self.atoms.device.type == "cpu" else self._moved(self.tree.on_host)
+
+    def on(self, device: torch.device) -> "Draft":
+        """Return the same on a device, but for what is scored beside the tree."""
+        if device.type == "cpu" or self.atoms.device == device:
+            return self.on_host if device.type == "cpu" else self
+        there = self._moved(self.tree.on(device))
+        vars(there)["on_host"] = self.on_host
+        return there
+
+    def _moved(self, tree: TokenTree) -> "Draft":
+        device = tree.tokens.device
+        return replace(
+            self,
+            tree=tree,
+            atoms=sent(self.atoms, device),
+            shortlist=sent(self.shortlist, device),
+            probs=sent(self.probs, device),
+            scored=None if self.scored is None else sent(self.scored, device),
+            sound=None if self.sound is None else sent(self.sound, device),
+        )
+
+    def as_whole(self) -> "Draft":
+        """Return the same draft, of which is known that its lists are all of the target's tokens in their order."""
+        whole = replace(self, whole=True)
+        if self.on_host is not self:
+            vars(whole)["on_host"] = replace(self.on_host, whole=True)
+        return whole
+
     def copied(self) -> "Draft":
         """Return a draft in memory of its own."""
         tree = self.tree.copied()
@@ -394,6 +455,14 @@ class Verdict:
     path: Int[Tensor, "b D"]
     length: Int[Tensor, "b"]
     next_token: Int[Tensor, "b"]
+
+    def on(self, device: torch.device) -> "Verdict":
+        """Return the same on a device."""
+        if self.length.device == device:
+            return self
+        there = Verdict(sent(self.path, device), sent(self.length, device), sent(self.next_token, device))
+        vars(there)["kept"] = self.kept
+        return there
 
     @cached_property
     def kept(self) -> tuple[int, ...]:

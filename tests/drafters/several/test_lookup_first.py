@@ -291,12 +291,14 @@ def test_sampled_text_has_the_targets_law(verifier: TreeVerifier, policy: Any) -
     assert report.passed and report.samples == 2000
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("wrong", [{"trusted": 0}, {"most": 0}, {"trusted": "3"}, {"trusted": 2.5}, {"most": None}])
 def test_numbers_below_one_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter, match="must be whole numbers of at least 1"):
         LookupFirst(ModelDrafter(MODEL), **wrong)
 
 
+@pytest.mark.wrong_types
 def test_lookups_go_before_a_drafter_alone() -> None:
     with pytest.raises(InvalidParameter, match="not before 'model'"):
         LookupFirst("model")  # type: ignore[arg-type]

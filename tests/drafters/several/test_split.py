@@ -188,6 +188,7 @@ def test_grown_trees_keep_to_the_budgets_of_their_rows() -> None:
         assert trees[1] == trees[2] and trees[0][1] == trees[1][1]
 
 
+@pytest.mark.wrong_types
 def test_what_was_learnt_of_a_text_is_no_part_of_what_is_kept_of_it() -> None:
     drafter = merge_beside(ModelDrafter(DRAFT))
     text = Text(torch.tensor([[3, 1, 4, 1, 5]] * 2), torch.tensor([5, 5]))

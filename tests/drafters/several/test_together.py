@@ -150,6 +150,7 @@ def test_the_sampled_law_is_the_targets(name: str) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.wrong_types
 def test_what_cannot_be_together_is_refused_by_name() -> None:
     for kind in (RoutedDrafter, MergedDrafter):
         for members in ((), (model(),), [NgramDrafter()], (LookaheadDrafter(),)):

@@ -21,6 +21,7 @@ OPENERS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("made", OPENERS)
 @pytest.mark.parametrize("path", NO_PATHS, ids=repr)
 def test_what_is_no_path_is_named(made: Callable[[Any], Any], path: object) -> None:
@@ -53,6 +54,7 @@ def test_a_folder_of_something_else_is_no_store(tmp_path: Path) -> None:
             polydraft.generate(tiny_model(), torch.tensor([[1, 2, 3]]), drafter=word, max_new_tokens=2)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("value", [-1, 0, True, 1.5, "3"], ids=repr)
 @pytest.mark.parametrize("name", ["most_bytes", "chunk"])
 def test_settings_of_a_writer(name: str, value: object, tmp_path: Path) -> None:
@@ -61,6 +63,7 @@ def test_settings_of_a_writer(name: str, value: object, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.wrong_types
 def test_other_settings_of_a_writer(tmp_path: Path) -> None:
     wrong: Any = 1
     with pytest.raises(InvalidParameter, match="merges must be True or False, but is 1"):

@@ -210,6 +210,7 @@ def test_a_word_gives_lookahead_its_three_numbers() -> None:
             line.named(f"lookahead:{wrong}")
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("wrong", [(0,), (-1,), (2.5,), ("3",), (True,), (1, 2), (3, 1, 0), (3, 1, None)])
 def test_numbers_that_are_none_are_refused(wrong: tuple) -> None:
     with pytest.raises(InvalidParameter, match="must be whole numbers of at least 1"):

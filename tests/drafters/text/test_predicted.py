@@ -55,6 +55,7 @@ def test_where_an_answer_stands(answer: list[int], at: int, lost: int) -> None:
     assert (place_after(answer).at, place_after(answer).lost) == (at, lost)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("answer", "spots"),
     [
@@ -116,6 +117,7 @@ def test_a_text_that_is_as_predicted_takes_few_steps_and_is_the_same() -> None:
         polydraft.generate(target, ids, drafter=PredictedDrafter([[1], [2], [3]]), **options)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("prediction", "trusted", "told"),
     [
@@ -132,6 +134,7 @@ def test_bad_predictions(prediction: Any, trusted: Any, told: str) -> None:
         PredictedDrafter(prediction, trusted)
 
 
+@pytest.mark.wrong_types
 def test_a_prediction_may_be_any_sequence_of_tokens() -> None:
     for given in (range(3), (0, 1, 2), np.arange(3), [np.arange(3)]):
         PredictedDrafter(given)  # type: ignore[arg-type]

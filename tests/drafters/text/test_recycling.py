@@ -113,6 +113,7 @@ def test_greedy_text_is_that_of_plain_decoding_in_batches_too() -> None:
         assert found.statistics.block_efficiency > 1.2 and not found.statistics.fallback
 
 
+@pytest.mark.wrong_types
 def test_a_table_without_successors_is_refused() -> None:
     for wrong in (0, 2.5, "8", None):
         with pytest.raises(InvalidParameter, match="successors must be a whole number of at least 1"):

@@ -503,6 +503,7 @@ def test_a_file_is_open_for_as_long_as_it_is_searched(tmp_path: Path) -> None:
     assert one.found(as_tokens(one.tokens[1:5]), 8).counts[4] == 1
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     "wrong", [[-1, 2], [1.5, 2.0], [[1, 2], [3, 4]], [[1], [2, 3]], "text", [1 << 32, 1], [0xFFFFFFFF, 1]]
 )

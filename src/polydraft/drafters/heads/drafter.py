@@ -378,7 +378,7 @@ class HeadDrafter(Drafter, Generic[Network]):
 
         draft = grow(text.last(), policy, scheme, propose, request.noise, grown.overlap, trusted=True)
         if size is None and named is None and draft.shortlist.shape[-1] == state.vocab_size:
-            draft = replace(draft, whole=True)  # which spares its verifier a search
+            draft = draft.as_whole()  # which spares its verifier a search
         return draft, replace(state, memory=memory)
 
     @torch.no_grad()

@@ -35,6 +35,8 @@ from polydraft.verifiers import TreeVerifier
 
 NOTHING = Fixed(TreeShape(()))
 """The policy of a step that drafts nothing."""
+MOST_MOVED = 2**22
+"""So many probabilities, 16 MiB, are on the host within a few milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,12 +230,25 @@ def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft |
     return replace(only, riders=riders, embeddings=embeddings, resume=resume)
 
 
+def place_of_verifying(probs: Float[Tensor, "b n V"]) -> torch.device:
+    """Return where drafts are verified: on the host, unless there are so many rows that moving them takes longer.
+
+    Verifying is some hundreds of small operations, which a GPU takes longer to launch than its pass. Where nothing was
+    drafted a token is drawn, which is a few.
+    """
+    return torch.device("cpu") if probs.shape[1] > 1 and probs.numel() <= MOST_MOVED else probs.device
+
+
 def verified(verifier: TreeVerifier, piece: Piece, probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-    """Verify a piece by itself: what comes of a row does not depend on what its neighbours drafted."""
+    """Verify a piece by itself, where the target's rows are.
+
+    What comes of a row does not depend on what its neighbours drafted.
+    """
+    draft = piece.draft.on(probs.device)
     if piece.rows != tuple(range(len(probs))):
         probs, noise = probs[sent(torch.tensor(piece.rows), probs.device)], noise.of(piece.rows)
-    own = probs[:, : piece.draft.tree.tokens.shape[1]]
-    return verifier.verify(piece.draft, with_unknown(piece.draft, own), noise)
+    own = probs[:, : draft.tree.tokens.shape[1]]
+    return verifier.verify(draft, with_unknown(draft, own), noise)
 
 
 def verdicts(
@@ -250,6 +265,7 @@ def verdicts(
     roots = batch.text.last()
     if bare != tuple(range(len(roots))):
         roots = roots[sent(torch.tensor(bare), roots.device)]
+    roots = sent(roots, probs.device)
     noise.of(bare).again()
     plain = Piece(bare, Draft.nothing(roots, apart=verifier.scheme.several_rows))
     return [*found, (bare, verified(verifier, plain, probs, noise))]
@@ -281,6 +297,7 @@ def told_of(
         the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
         had any, tokens.
     """
+    tree, usable = tree.on(verdict.path.device), None if usable is None else sent(usable, verdict.path.device)
     told = _read(tree, verdict, usable)
     if usable is not None and not all(told[row][0] for row in going):
         verdict = _before_unusable(tree, verdict, usable)

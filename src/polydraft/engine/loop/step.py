@@ -19,6 +19,7 @@ from polydraft.engine.loop.drafting import (
     joint,
     known_tokens,
     lent,
+    place_of_verifying,
     proposed,
     reason_of,
     request_of,
@@ -87,6 +88,7 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
         others = [row for row in range(len(batch)) if row not in lost]  # whose numbers were drawn before
         both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
         verdict, told = told_of(tree, joint(both), target.usable, batch.going)
+    verdict = verdict.on(tree.tokens.device)
     gains = _emissions(told, drafts, batch, target.scores)
     chosen_by = Block(gains, tree, verdict, scored.logits, target.scores)
     gains, verdict = in_step(batch.endings, chosen_by, text.counts, lambda: emitted_rows(chosen_by, batch.laws))
@@ -197,8 +199,9 @@ def _verified(
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(batch.laws, scored.logits, tree, batch.text, batch.going)
     with clock.charge("verify"):
+        probs = sent(target.probs, place_of_verifying(target.probs))
         verdict = joint(
-            [one for method, piece in drafts for one in verdicts(method.verifier, piece, batch, target.probs, noise)]
+            [one for method, piece in drafts for one in verdicts(method.verifier, piece, batch, probs, noise)]
         )
     return target, *told_of(tree, verdict, target.usable, batch.going)
 

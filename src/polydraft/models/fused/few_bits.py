@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -180,7 +180,7 @@ def rounds_short(model: nn.Module) -> bool:
     return any(isinstance(one, FewBits) for one in model.modules())
 
 
-def _unpacked(numbers: Int[Tensor, "o h"]) -> Int[Tensor, "o i"]:
+def _unpacked(numbers: Shaped[Tensor, "o h"]) -> Shaped[Tensor, "o i"]:
     """Return numbers of four bits, one in a byte."""
     return torch.stack([numbers & LEVELS, numbers >> 4], -1).flatten(1)
 

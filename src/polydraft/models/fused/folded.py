@@ -51,7 +51,7 @@ def attend(
     attention_mask: Tensor | None,
     *rest: Any,
     **named: Any,
-) -> tuple[Float[Tensor, "b n h e"], None]:
+) -> tuple[Tensor, None]:
     """Attend as `sdpa_attention_forward` does, which gets every call outside of `folding` as it is."""
     # compiled code is another's, and could not be traced through the variable
     masks = None if torch.compiler.is_compiling() else _MASKS.get()

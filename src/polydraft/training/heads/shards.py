@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -80,7 +80,7 @@ class WritingPlan:
         """How many tokens a prompt has at most: a quarter of each text, or more, is the target's own."""
         return self.length * 3 // 4
 
-    def fitting(self, prompts: Sequence[Int[Tensor, " n"]]) -> list[Int[Tensor, " n"]]:
+    def fitting(self, prompts: Sequence[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
         """Return the prompts that are short enough; the others are left out.
 
         Raises:
@@ -106,7 +106,7 @@ class WrittenShards:
 
 def write_shards(
     target: HuggingFaceModel,
-    prompts: Sequence[Int[Tensor, " n"]],
+    prompts: Sequence[Int[Tensor, " _"]],
     folder: Path,
     reads: tuple[Layer, ...],
     writing: WritingPlan,
@@ -154,7 +154,7 @@ def check_size(target: HuggingFaceModel, reads: tuple[Layer, ...], writing: Writ
 
 def _write(
     target: HuggingFaceModel,
-    prompts: Sequence[Int[Tensor, " n"]],
+    prompts: Sequence[Int[Tensor, " _"]],
     path: Path,
     number: int,
     reads: tuple[Layer, ...],
@@ -185,7 +185,7 @@ def _heat(text: int, prompts: int) -> float:
 @torch.no_grad()
 def continued(
     target: HuggingFaceModel,
-    given: Sequence[Int[Tensor, " n"]],
+    given: Sequence[Int[Tensor, " _"]],
     heats: Float[Tensor, " b"],
     length: int,
     reads: tuple[Layer, ...],
@@ -229,7 +229,7 @@ def continued(
     return {"ids": ids.int(), "valid": valid, "features": features, "final": final, "lse": total}
 
 
-def _before_end(ids: Int[Tensor, "b t"], valid: Int[Tensor, "b t"], end_ids: Sequence[int]) -> Int[Tensor, "b t"]:
+def _before_end(ids: Int[Tensor, "b t"], valid: Shaped[Tensor, "b t"], end_ids: Sequence[int]) -> Shaped[Tensor, "b t"]:
     """Return 1 up to the first end token that the target wrote, and 0 behind it."""
     ends = torch.isin(ids.long(), torch.tensor(list(end_ids), dtype=torch.int64, device=ids.device)) & valid.bool()
     return (ends.int().cumsum(-1) - ends.int() == 0).to(torch.uint8)
@@ -238,7 +238,7 @@ def _before_end(ids: Int[Tensor, "b t"], valid: Int[Tensor, "b t"], end_ids: Seq
 def _check_settings(
     path: Path,
     target: HuggingFaceModel,
-    prompts: Sequence[Int[Tensor, " n"]],
+    prompts: Sequence[Int[Tensor, " _"]],
     reads: tuple[Layer, ...],
     writing: WritingPlan,
 ) -> None:

@@ -56,7 +56,8 @@ class BestFirst(GrowingPolicy):
     def shape(self) -> TreeShape:
         """Bounds on the trees."""
         depth = min(self.depth, self.drafts)
-        return bounds(self.drafts, depth, self.children, (depth - 1) * self.widest(1))
+        widest = min(self.beam, self.drafts) if self.children > 1 else 1
+        return bounds(self.drafts, depth, self.children, (depth - 1) * widest)
 
     @property
     def most_drafts(self) -> int:
@@ -71,10 +72,6 @@ class BestFirst(GrowingPolicy):
     def stops(self) -> bool:
         """Growth ends when the budget is spent."""
         return True
-
-    def widest(self, depth: int) -> int:
-        """Return the beam, where a tree may branch at all."""
-        return min(self.beam, self.drafts) if self.children > 1 else 1
 
     def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths, at most as many as there are drafts left."""
@@ -166,10 +163,6 @@ class Eagle2(GrowingPolicy):
     def with_budgets(self, budgets: tuple[int, ...]) -> "Eagle2":
         """Return the same for a batch whose rows have these budgets."""
         return replace(self, budgets=budgets)
-
-    def widest(self, depth: int) -> int:
-        """Return the width."""
-        return self.width
 
     def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the likeliest paths of this depth."""

@@ -133,13 +133,6 @@ class GrowingPolicy(TreePolicy, ABC):
     __slots__ = ()
 
     @abstractmethod
-    def widest(self, depth: int) -> int:
-        """Return the most nodes of a depth, 1 or more, that are opened; of all depths and 1, at most `shape.size`.
-
-        On a device every depth is padded to this, so that the number of nodes need not be waited for.
-        """
-
-    @abstractmethod
     def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that get a draft row and may have children; the root always does."""
 

@@ -56,10 +56,6 @@ class Merged(GrowingPolicy):
         """Refuse schemes that know only one draft row of a node."""
         require_scheme(scheme, (Product,), f"{type(self).__name__}, a policy for several draft rows,")
 
-    def widest(self, depth: int) -> int:
-        """Return the number of nodes if there is nothing to merge."""
-        return self.members * len(Widths(self.widths).shape.levels[depth])
-
     def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the first copy of each node."""
         return _Copies(drawn).first

@@ -132,16 +132,12 @@ class OpenTree:
 
     Where something fails after drafts were drawn, in whichever row, all rows' trees end there.
 
-    On a device every depth is as wide as the policy may ever want it, since the host would have to wait for the true
-    width. It waits for the size and the shape of the finished trees, and, where a policy `stops`, once a depth: asking
-    whether any row goes on takes far less time than a pass of the draft model for nothing.
     """
 
     shares_streams = False
 
     def __init__(self, root: Int[Tensor, "b"], policy: GrowingPolicy, bounds: TreeShape) -> None:
         self._root, self._policy, self._bounds = root, policy, bounds
-        self._on_host = root.device.type == "cpu"
         self._levels, self._proposals = [DrawnLevel.of_root(root)], list[Proposal]()
         self._drawn: Drawn | None = None
         self._drafts = torch.zeros_like(root)
@@ -165,9 +161,9 @@ class OpenTree:
             return None
         level, drawn = self._levels[-1], self._drawn
         is_open = level.there if drawn is None else self._policy.opened(drawn) & level.there
-        if drawn is not None and (self._policy.stops or self._on_host) and not bool(is_open.any()):
+        if drawn is not None and not bool(is_open.any()):
             return None
-        self._opened = self._numbered(level, is_open, self._policy.widest(drawn.depth) if drawn else 1)
+        self._opened = self._numbered(level, is_open)
         return self._opened.frontier
 
     def planned(
@@ -180,7 +176,7 @@ class OpenTree:
         view = Opened(self.depth, one.there, one.path, rows, self._drafts, self._drawn, one.places, estimate, several)
         busy = one.there if found.sound is None else one.there & found.sound
         counts = policy.counts(view).clamp_max(self._bounds.max_children).where(busy, 0)
-        most = self._largest(counts, self._bounds.max_children)
+        most = int(counts.max())
         if most:
             members = policy.row_of_each_child(view, most)
             if members is None:
@@ -213,15 +209,11 @@ class OpenTree:
         draft = numbered(self._root, self._levels, self._proposals, self._policy.pruned)
         return replace(draft, most_children=self._bounds.max_children, failure=failure, sound=self._sound)
 
-    def _largest(self, numbers: Int[Tensor, "..."], bound: int) -> int:
-        """Return the largest of some numbers; on a device their bound, which need not be waited for."""
-        return int(numbers.max()) if self._on_host else bound
-
-    def _numbered(self, level: DrawnLevel, is_open: Bool[Tensor, "b c"], widest: int) -> "_Opened":
+    def _numbered(self, level: DrawnLevel, is_open: Bool[Tensor, "b c"]) -> "_Opened":
         """Number the open nodes of a level after those scored before."""
         above = self._proposals[-1].frontier if self._proposals else None
         start = above.nodes.stop if above else 0
-        width = self._largest(is_open.sum(dim=-1), min(widest, is_open.shape[-1]))
+        width = int(is_open.sum(dim=-1).max())
         places = is_open.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
         ancestors = torch.eye(width, dtype=torch.bool, device=places.device).expand(len(places), -1, -1)
         if above:
@@ -237,7 +229,7 @@ class OpenTree:
         assert one is not None and plan is not None
         view, most = plan.view, drafts.shape[-1]
         alive = ((drafts >= 0) & plan.busy.unsqueeze(-1)).flatten(1)
-        width = self._largest(alive.sum(dim=-1), alive.shape[-1])
+        width = int(alive.sum(dim=-1).max())
         places = alive.int().argsort(dim=-1, descending=True, stable=True)[:, :width]
         there, above = alive.gather(-1, places), places // most
         atoms = drafts.clamp_min(0)

@@ -118,10 +118,6 @@ class Confident(GrowingPolicy):
         """Growth ends where the draft is not sure anywhere."""
         return self.threshold > 0
 
-    def widest(self, depth: int) -> int:
-        """Return the width of the tree of a draft that is always sure."""
-        return len(self.shape.levels[depth])
-
     def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Choose the nodes that the draft is sure of."""
         return self.confidence.of(drawn) >= self.threshold
@@ -292,10 +288,6 @@ class AdaptiveThreshold(GrowingPolicy):
         """A chain ends where the draft is not sure."""
         return True
 
-    def widest(self, depth: int) -> int:
-        """Return 1: it is a chain."""
-        return 1
-
     def opened(self, drawn: Drawn) -> Bool[Tensor, "b c"]:
         """Go on below tokens at least as likely as the row's threshold."""
         least = self.threshold if self.learnt is None else self.learnt.threshold.unsqueeze(-1).to(drawn.chance)
@@ -307,9 +299,9 @@ class AdaptiveThreshold(GrowingPolicy):
 
     def after(self, tree: TokenTree, verdict: Verdict) -> "AdaptiveThreshold":
         """Move the thresholds by what was drafted and accepted."""
-        drafted = tree.valid.sum(dim=-1) - 1
-        old = self._of(len(drafted), drafted.device)
-        rate = self.forgetting * old.rate + (1 - self.forgetting) * verdict.length.double() / drafted.clamp_min(1)
+        drafted = tree.on_host.valid.sum(dim=-1) - 1
+        old, kept = self._of(len(drafted)), torch.tensor(verdict.kept, dtype=torch.float64)
+        rate = self.forgetting * old.rate + (1 - self.forgetting) * kept / drafted.clamp_min(1)
         doubtful, stopped = rate < self.goal, drafted < self.length
         aim = old.threshold + self.step * (doubtful.double() - (stopped & ~doubtful).double())
         threshold = (self.smoothing * old.threshold + (1 - self.smoothing) * aim).clamp(0, 1)
@@ -320,8 +312,7 @@ class AdaptiveThreshold(GrowingPolicy):
         """Return the policy for some rows, with what each has learnt."""
         if self.learnt is None:
             return self
-        device = self.learnt.rate.device
-        old, places = self._of(max(rows) + 1, device), torch.tensor(rows, device=device)
+        old, places = self._of(max(rows) + 1), torch.tensor(rows)
         return replace(self, learnt=Learnt(old.threshold[places], old.rate[places]))
 
     def put(self, row: int, other: Any) -> Self:
@@ -330,13 +321,13 @@ class AdaptiveThreshold(GrowingPolicy):
         if known is None:
             return self
         count = max(row + 1, 0 if self.learnt is None else len(self.learnt.rate))
-        own, new = self._of(count, known.rate.device), other._of(1, known.rate.device)
-        at = torch.arange(count, device=known.rate.device) == row
+        own, new = self._of(count), other._of(1)
+        at = torch.arange(count) == row
         return replace(self, learnt=Learnt(own.threshold.where(~at, new.threshold), own.rate.where(~at, new.rate)))
 
-    def _of(self, rows: int, device: torch.device) -> "Learnt":
+    def _of(self, rows: int) -> "Learnt":
         """Return what was learnt of so many rows; those behind the last of which something was begin anew."""
-        zero = torch.zeros(rows, dtype=torch.float64, device=device)
+        zero = torch.zeros(rows, dtype=torch.float64)
         threshold, rate = zero + self.threshold, zero
         if self.learnt is not None:
             more = max(rows - len(self.learnt.rate), 0)
