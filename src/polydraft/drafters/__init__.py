@@ -31,8 +31,10 @@ from polydraft.drafters.heads import (
     load_head,
     write_block,
     write_eagle,
+    write_hydra,
     write_medusa,
     write_mlp,
+    write_redrafter,
 )
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
@@ -115,6 +117,8 @@ __all__ = [
     "usual_members",
     "write_block",
     "write_eagle",
+    "write_hydra",
     "write_medusa",
     "write_mlp",
+    "write_redrafter",
 ]

@@ -40,13 +40,12 @@ from polydraft.trees.policy import (
     as_chain,
     rows_found,
 )
+from polydraft.trees.riders import Resume, Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
 from polydraft.trees.tree import (
     EAGLE_25,
     MEDUSA_63,
     Draft,
-    Resume,
-    Riders,
     TokenTree,
     Topology,
     TreeShape,

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme
-from polydraft.trees.tree import Draft, Riders, TokenTree, Topology, Verdict
+from polydraft.trees.riders import Riders
+from polydraft.trees.tree import Draft, TokenTree, Topology, Verdict
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,11 +33,9 @@ class Frontier:
     depth: int
     ancestors: Bool[Tensor, "b f n"]
 
-    def lent(self, device: torch.device, *, trusted: bool) -> "Frontier":
-        """Return the nodes on a device; a copy for somebody who may write to it, unless he is trusted."""
-        moved = replace(self, tokens=sent(self.tokens, device), ancestors=sent(self.ancestors, device))
-        copies = not trusted and moved.tokens is self.tokens
-        return replace(self, tokens=self.tokens.clone(), ancestors=self.ancestors.clone()) if copies else moved
+    def lent(self, device: torch.device) -> "Frontier":
+        """Return a copy on a device, for somebody who may write to it."""
+        return replace(self, tokens=sent(self.tokens.clone(), device), ancestors=sent(self.ancestors.clone(), device))
 
 
 Propose = Callable[[Frontier], tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]]

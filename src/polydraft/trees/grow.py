@@ -78,7 +78,7 @@ def grow(
     failure: Exception | None = None
     try:
         while (frontier := tree.frontier()) is not None:
-            asked = frontier.lent(root.device, trusted=trusted)
+            asked = frontier if trusted and home is root else frontier.lent(root.device)
             found = usable_rows(propose(asked), asked, tree.first, trusted=trusted)
             law, counts, most = tree.planned(found, overlap and partial(_estimated, overlap, asked))
             drafts = scheme.sample(law, counts, _uniforms(tree, scheme, found, noise), most) if most else None

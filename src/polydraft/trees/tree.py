@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter, is_whole
 from polydraft.probs import sent
+from polydraft.trees.riders import Resume, Riders
 
 MOST_NODES = 4096
 
@@ -225,31 +226,6 @@ MEDUSA_63 = TreeShape(
 """The tree that Medusa publishes for its 7B heads (arXiv 2401.10774, section 2.3.3): 63 drafts, depth 4."""
 
 
-@dataclass(frozen=True, eq=False)
-class Riders:
-    """Tokens that a drafter wants scored with its tree, such as a lookahead window or mask tokens.
-
-    They lie behind the tree's nodes in the pass, so that no node sees them; trees, verifiers and caches need not know
-    of them. Every rider sees the committed text.
-
-    Args:
-        tokens: token ids. An id V + i, beyond the target's V tokens, names row i of the draft's `embeddings`.
-        places: their places in the text, counted from the root's: 1 is where the root's children are.
-        sees: which of the tree's n nodes (the root included), and which riders behind them, each rider sees; itself
-            included.
-        valid: False at padding.
-    """
-
-    tokens: Int[Tensor, "b r"]
-    places: Int[Tensor, "b r"]
-    sees: Bool[Tensor, "b r s"]
-    valid: Bool[Tensor, "b r"]
-
-    def of(self, rows: Int[Tensor, " b"]) -> "Riders":
-        """Return those of some rows."""
-        return Riders(self.tokens[rows], self.places[rows], self.sees[rows], self.valid[rows])
-
-
 ROOT_ONLY = TreeShape(())
 
 
@@ -311,19 +287,6 @@ class TokenTree:
         """Return trees without drafts: one decoding step without speculation."""
         tokens = root.unsqueeze(-1)
         return cls(tokens, topology(ROOT_ONLY, len(root), root.device), torch.ones_like(tokens, dtype=torch.bool))
-
-
-@dataclass(frozen=True, eq=False)
-class Resume:
-    """What the target's first layers made of a tree's nodes, root included; their keys lie in the target's cache.
-
-    Args:
-        layers: how many layers.
-        states: their output.
-    """
-
-    layers: int
-    states: Float[Tensor, "b n d"]
 
 
 @dataclass(frozen=True, eq=False)

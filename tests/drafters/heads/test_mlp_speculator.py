@@ -15,12 +15,12 @@ from torch import Tensor
 
 import polydraft
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.formats.last_state_folders import write_mlp
-from polydraft.drafters.heads.last_state_heads import MlpSpeculator
+from polydraft.drafters.heads.formats.walk_folders import write_mlp
+from polydraft.drafters.heads.speculators import MlpSpeculator
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.schemes import IID
-from polydraft.training.heads.last_state_training import SpeculatorTraining
+from polydraft.training.heads.last_state_training import WalkTraining
 from polydraft.training.heads.row_losses import TargetEnds, soft_cross_entropy
 from polydraft.trees import BestFirst, Chain, Frontier, Widths
 from polydraft.verifiers import BottomUp, Optimal
@@ -46,7 +46,7 @@ def by_hand(network: MlpSpeculator, hidden: Tensor, path: list[int]) -> Tensor:
     for depth, token in enumerate(path):
         names = dict(network.stages[min(depth, 2)].named_parameters())
         state = names["proj.weight"] @ state + scale * names["emb.weight"][token]
-        state = names["ln.weight"] * state / torch.sqrt((state**2).mean() + 1e-6) + names["shift"]
+        state = names["ln.norm.weight"] * state / torch.sqrt((state**2).mean() + 1e-6) + names["ln.shift"]
         state = 0.5 * state * (1 + torch.erf(state / sqrt(2)))
         found.append(names["head.weight"] @ state)
     return torch.stack(found)
@@ -134,7 +134,7 @@ def test_what_is_learnt_is_what_is_drafted() -> None:
     with torch.no_grad():
         out = model(ids, output_hidden_states=True)
     final, lse = out.hidden_states[-1].float(), out.logits.logsumexp(-1).float()
-    training = SpeculatorTraining(drafter.network.float(), TargetEnds.of(model), soft_cross_entropy)
+    training = WalkTraining(drafter.network.float(), TargetEnds.of(model), soft_cross_entropy)
     valid = torch.ones_like(ids)
     found = training(ids, valid, final, final, lse)
     assert found["count"].tolist() == [12, 10, 8]

@@ -1,7 +1,16 @@
 """Draft heads: drafters trained on the hidden states of their target."""
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, TreePass
-from polydraft.drafters.heads.formats import is_head, load_head, write_block, write_eagle, write_medusa, write_mlp
+from polydraft.drafters.heads.formats import (
+    is_head,
+    load_head,
+    write_block,
+    write_eagle,
+    write_hydra,
+    write_medusa,
+    write_mlp,
+    write_redrafter,
+)
 
 __all__ = [
     "HeadDrafter",
@@ -12,6 +21,8 @@ __all__ = [
     "load_head",
     "write_block",
     "write_eagle",
+    "write_hydra",
     "write_medusa",
     "write_mlp",
+    "write_redrafter",
 ]

@@ -1,4 +1,4 @@
-"""Heads that read one state of the target, its last, at the token before the root: Medusa's and MLP speculators.
+"""Heads that read one state of the target, its last, at the token before the root: Medusa's.
 
 With h the target's state behind its last norm at token p and t_0 the root's token at p + 1, Medusa's head i (from 0)
 predicts token p + i + 2 (arXiv 2401.10774):
@@ -10,18 +10,9 @@ fixed before its children are drawn, which is all that exactness asks for, and n
 The authors' lists hold one block L times, so that their folders of more than one block repeat its weights. What a
 folder holds is loaded, and such blocks go their own ways when they are trained on.
 
-An MLP speculator of n depths and inner width d has a state that takes in each drafted token (arXiv 2404.19124):
-
-    s_0 = h;   s_{i+1} = gelu(ln_i(P_i s_i + c E_i[t_i]));   logits = H_i s_{i+1}
-    ln(x) = w x / rms(x) + b;   c = w_e / w_s,  w_s = 2^(-1 / 2n),  w_e = sqrt((1 - w_s^2) d / 2)
-
-So the law of a node's children depends on the whole path above it.
-
-Sources: FasterDecoding/Medusa, `medusa/model/medusa_model.py`; foundation-model-stack/fms-extras,
-`models/speculator.py`; vllm-project/vllm, `model_executor/models/medusa.py` and `mlp_speculator.py`.
+Sources: FasterDecoding/Medusa, `medusa/model/medusa_model.py`; vllm-project/vllm, `model_executor/models/medusa.py`.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -31,8 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
-from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, MadeFor, of_parents, with_nodes
-from polydraft.drafters.heads.sublayers import Norm
+from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, MadeFor
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel
 from polydraft.probs import SamplingParams
@@ -72,7 +62,7 @@ class LastStateHead(HeadNetwork):
     def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
         """Take the state of each row's last token among these, where it is not behind the one that is known."""
         place, column = features.places.max(dim=-1)
-        states = features.states["final"]
+        states = features.states[self.reads[0]]
         found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
         newer = (place >= 0) & (place >= memory.place)
         hidden = found.where(newer.unsqueeze(-1), memory.hidden.to(found))
@@ -219,88 +209,3 @@ class DepthPass:
     def logits(self, frontier: Frontier) -> Float[Tensor, "b 1 V"]:
         """Return the logits of a depth, the same for all of its nodes."""
         return self.heads.head(frontier.depth).logits(self.hidden, self.ends.output)
-
-
-class SpeculatorStage(nn.Module):
-    """One depth: a token and the state above it become a state, and logits."""
-
-    def __init__(self, width: int, inner: int, vocab: int) -> None:
-        super().__init__()
-        self.emb = nn.Embedding(vocab, inner)
-        self.proj = nn.Linear(width, inner, bias=False)
-        self.ln = Norm(inner, 1e-6)
-        self.shift = nn.Parameter(torch.zeros(inner))
-        self.head = nn.Linear(inner, vocab, bias=False)
-
-    def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> Float[Tensor, "*b d"]:
-        """Return the states behind these tokens; `scale` is c."""
-        return nn.functional.gelu(self.ln(self.proj(states) + scale * self.emb(tokens)) + self.shift)
-
-
-class MlpSpeculator(LastStateHead):
-    """All depths of a speculator; nodes below the last one are drafted by it again, a law like any other, but poor.
-
-    Args:
-        width: the target's width.
-        inner: the width d of the states.
-        vocab: how many tokens embeddings and logits have.
-        depths: how many stages n.
-        scaled: whether the target's state is divided by sqrt(2) rms.
-
-    Raises:
-        InvalidParameter: there is no stage.
-    """
-
-    name = "mlp speculator"
-    title = "An MLP speculator"
-
-    def __init__(self, width: int, inner: int, vocab: int, depths: int, *, scaled: bool = False) -> None:
-        super().__init__()
-        if depths < 1:
-            raise InvalidParameter(f"A speculator has at least one stage, but is to have {depths}.")
-        self.width = self.target_width = width
-        self.inner, self.vocab_size, self.scaled = inner, vocab, scaled
-        self.stages = nn.ModuleList(SpeculatorStage(inner if depth else width, inner, vocab) for depth in range(depths))
-        kept = 0.5 ** (0.5 / depths)
-        self.scale = math.sqrt((1 - kept**2) * inner / 2) / kept
-
-    def stage(self, depth: int) -> SpeculatorStage:
-        """Return the stage of a depth, from 0."""
-        return cast(SpeculatorStage, self.stages[min(depth, len(self.stages) - 1)])
-
-    def begin(self, hidden: Float[Tensor, "*b w"]) -> Float[Tensor, "*b w"]:
-        """Return the state above the first stage, in the head's precision."""
-        hidden = hidden.to(self.stage(0).proj.weight)
-        return nn.functional.rms_norm(hidden, hidden.shape[-1:], eps=1e-6) / math.sqrt(2) if self.scaled else hidden
-
-    def defaults(self, params: SamplingParams) -> Defaults:
-        """Draft the likeliest paths at temperature 0, and a drawn chain above it, no deeper than there are stages."""
-        deepest = len(self.stages)
-        return Defaults(IID(), Chain(deepest)) if params.temperature else Defaults(TopK(), BestFirst(12, depth=deepest))
-
-    def check(self, target: LanguageModel, ends: HeadEnds) -> None:
-        """Check that a target may have as many tokens as the speculator was trained for, and knows all that it has."""
-        MadeFor(self.vocab_size).check(target)
-
-    def root(self, memory: LastStates, text: Text, ends: BoundEnds) -> "tuple[SpeculatorPass, LastStates]":
-        """Take the state of the token before the root."""
-        begun = self.begin(memory.before_root(text))
-        return SpeculatorPass(self, begun, begun.new_zeros(len(begun), 0, self.inner)), memory
-
-
-@dataclass(eq=False)
-class SpeculatorPass:
-    """The states of all nodes that have rows, in their order, below that of the token before the root."""
-
-    head: MlpSpeculator
-    begun: Float[Tensor, "b 1 w"]
-    states: Float[Tensor, "b n d"]
-    overlap = None
-
-    def logits(self, frontier: Frontier) -> Float[Tensor, "b f V"]:
-        """Return the logits of one depth's nodes."""
-        stage, tokens = self.head.stage(frontier.depth), frontier.tokens.clamp_max(self.head.vocab_size - 1)
-        above = of_parents(self.states, frontier) if frontier.depth else self.begun
-        made = stage(above, tokens, self.head.scale)
-        self.states = with_nodes(self.states, frontier, made)
-        return stage.head(made)

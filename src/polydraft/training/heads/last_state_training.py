@@ -1,4 +1,4 @@
-"""Training heads that read the last state: Medusa's and MLP speculators, every token of a text a place to draft from.
+"""Training heads that read the last state: Medusa's and walks, every token of a text a place to draft from.
 
 The heads read the target's last hidden state at token t. Draft i is token t + i + 2, whose law by the target follows
 from the target's own state at token t + i + 1.
@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads, MlpSpeculator
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.walked_head import WalkedHead
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import (
     HeadBatch,
@@ -110,31 +111,32 @@ def asked_for(valid: Bool[Tensor, "b t"], drafts: int) -> Bool[Tensor, "b t D"]:
     return torch.stack([later[:, draft + 2 : draft + 2 + valid.shape[1]] for draft in range(drafts)], dim=-1)
 
 
-class SpeculatorTraining(HeadTraining):
-    """An MLP speculator with its loss.
+class WalkTraining(HeadTraining):
+    """A head that walks, with its loss: the sum over depths of the mean over all places of the texts.
 
-    Stage i reads the text's token p + 1 + i, and its row is compared with the target's own for token p + 2 + i.
+    At depth i it reads the text's token p + 1 + i, and its row is compared with the target's own for token p + 2 + i.
 
     Args:
         row_loss: a loss of logits against the target's law; None for the cross entropy of the text's tokens.
     """
 
-    def __init__(self, network: MlpSpeculator, target: TargetEnds, row_loss: RowLoss | None) -> None:
+    def __init__(self, network: WalkedHead, target: TargetEnds, row_loss: RowLoss | None) -> None:
         super().__init__(target)
         self.network, self.row_loss = network, row_loss
 
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
-        """Return the losses of all stages, at every place of the texts."""
-        (target,), ids, final = self.target, batch.ids, batch.final
-        asked = asked_for(batch.valid.bool(), len(self.network.stages))
-        states = self.network.begin(final)
+        """Return the losses of all depths, at every place of the texts."""
+        (target,), ids, final, network = self.target, batch.ids, batch.final, self.network
+        valid = batch.valid.bool()
+        asked, states = asked_for(valid, network.depths), network.begin(network.taught(final, valid))
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
-        for depth in range(len(self.network.stages)):
-            there, stage = asked[..., depth], self.network.stage(depth)
-            states = stage(states, ids.roll(-depth - 1, 1), self.network.scale)
-            logits, label = stage.head(states[there]), ids.roll(-depth - 2, 1)[there]
+        for depth in range(network.depths):
+            there, tokens = asked[..., depth], ids.roll(-depth - 1, 1)
+            states = network.read(states, tokens, target.embed(tokens) if network.embeds else None, depth)
+            logits, label = network.rows(states[there], depth, target.output), ids.roll(-depth - 2, 1)[there]
             laws = target.laws(*(one.roll(-depth - 1, 1)[there] for one in (final, batch.lse)))
-            values = cross_entropy(logits, label) if self.row_loss is None else self.row_loss(logits, laws)
+            known = target.place_of(label)
+            values = cross_entropy(logits, known) if self.row_loss is None else self.row_loss(logits, laws)
             counts.append(there.sum())
             losses.append(values.sum() / counts[-1].clamp_min(1))
             overlaps.append(agreement(logits, laws).sum().detach() / counts[-1].clamp_min(1))

@@ -2,24 +2,38 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Drafter, HeadDrafter, write_block, write_eagle, write_medusa, write_mlp
+from polydraft.drafters import (
+    Drafter,
+    HeadDrafter,
+    write_block,
+    write_eagle,
+    write_hydra,
+    write_medusa,
+    write_mlp,
+    write_redrafter,
+)
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
-from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads, MlpSpeculator
+from polydraft.drafters.heads.hydra import Hydra
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
+from polydraft.drafters.heads.redrafter import RecurrentHead
+from polydraft.drafters.heads.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining
 from polydraft.training.heads.eagles import ROW_LOSSES, Eagle1Training, Eagle3Training, EagleLoss, own_rows
-from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, SpeculatorTraining, new_heads
+from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 
 ANCHORS = 48
@@ -291,24 +305,68 @@ def _mixing(
     return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
 
 
-def _mlp(
+def _speculator(
+    kind: type[MlpSpeculator],
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, kind) else None
+    inner, depths = (width, DRAFTS) if given is None else (given.inner, given.depths)
+    like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
+    network = kind(width, inner, vocab, size.drafts or depths, scaled=given is None or given.scaled, **like)
+    drafter = HeadDrafter(network, HeadEnds())
+    return NewHead(WalkTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write_mlp)
+
+
+def _redrafter(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
-    (vocab, width), given = ends.embedding.shape, start if isinstance(start, MlpSpeculator) else None
-    inner, depths = (width, DRAFTS) if given is None else (given.inner, len(given.stages))
-    network = MlpSpeculator(width, inner, vocab, size.drafts or depths, scaled=given is None or given.scaled)
-    drafter = HeadDrafter(network, HeadEnds())
-    return NewHead(SpeculatorTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write_mlp)
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, RecurrentHead) else None
+    layers, inner = (2, None) if given is None else (len(given.blocks), given.inner)
+    depths = size.drafts or (DRAFTS if given is None else given.depths)
+    recurrent = given is None or given.recurrent
+    network = RecurrentHead(width, size.layers or layers, vocab, inner, recurrent=recurrent, depths=depths)
+    if network.inner == 2 * width:
+        with torch.no_grad():  # what the target makes of h alone is a beginning
+            network.lm_head.weight.copy_(nn.functional.pad(ends.rows, (0, width)))
+    return NewHead(
+        WalkTraining(network, ends, MEDUSA_LOSSES[size.loss]), HeadDrafter(network, HeadEnds()), write_redrafter
+    )
+
+
+def _hydra(
+    prefixed: bool,
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
+) -> NewHead:
+    width, given = ends.embedding.shape[1], start if isinstance(start, Hydra) else None
+    depths, layers = size.drafts or DRAFTS, size.layers or (4 if prefixed else 1)
+    if given is not None:
+        depths, layers = size.drafts or given.depths, size.layers or given.layers
+    anatomy = (anatomy_for(target, size) if prefixed else None) if given is None else given.anatomy
+    network = Hydra(width, depths, layers, None if given is None else given.vocab_size, anatomy)
+    loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
+    return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds()), write_hydra)
 
 
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
-    "mlp": HeadMaker(_mlp, (), (), losses=(*MEDUSA_LOSSES,)),
+    "mlp": HeadMaker(partial(_speculator, MlpSpeculator), (), (), losses=(*MEDUSA_LOSSES,)),
+    "arctic-lstm": HeadMaker(partial(_speculator, LstmSpeculator), (), (), losses=(*MEDUSA_LOSSES,)),
+    "redrafter": HeadMaker(_redrafter, (), (), losses=(*MEDUSA_LOSSES,)),
+    "hydra": HeadMaker(partial(_hydra, False), (), (), losses=(*MEDUSA_LOSSES,)),
+    "hydra++": HeadMaker(partial(_hydra, True), (), (), losses=(*MEDUSA_LOSSES,)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
-READ_FINAL_STATE_ONLY = ("medusa", "mlp", "eagle")
+READ_FINAL_STATE_ONLY = ("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "eagle")
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""

@@ -3,6 +3,16 @@
 from polydraft.drafters.heads.formats.block_writing import write_block
 from polydraft.drafters.heads.formats.eagle_folders import write_eagle
 from polydraft.drafters.heads.formats.head_kinds import is_head, load_head
-from polydraft.drafters.heads.formats.last_state_folders import write_medusa, write_mlp
+from polydraft.drafters.heads.formats.last_state_folders import write_medusa
+from polydraft.drafters.heads.formats.walk_folders import write_hydra, write_mlp, write_redrafter
 
-__all__ = ["is_head", "load_head", "write_block", "write_eagle", "write_medusa", "write_mlp"]
+__all__ = [
+    "is_head",
+    "load_head",
+    "write_block",
+    "write_eagle",
+    "write_hydra",
+    "write_medusa",
+    "write_mlp",
+    "write_redrafter",
+]

@@ -12,11 +12,19 @@ from polydraft.drafters.heads.formats.eagle_folders import holds_eagle, is_eagle
 from polydraft.drafters.heads.formats.folder_fields import Shapes
 from polydraft.drafters.heads.formats.last_state_folders import (
     holds_medusa,
-    holds_mlp,
     is_medusa,
-    is_mlp,
     read_medusa,
+)
+from polydraft.drafters.heads.formats.walk_folders import (
+    holds_hydra,
+    holds_mlp,
+    holds_redrafter,
+    is_hydra,
+    is_mlp,
+    is_redrafter,
+    read_hydra,
     read_mlp,
+    read_redrafter,
 )
 from polydraft.errors import CheckpointError, lowered
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
@@ -44,6 +52,8 @@ KINDS: tuple[HeadKind, ...] = (
     HeadKind("EAGLE", is_eagle, holds_eagle, read_eagle),
     HeadKind("Medusa", is_medusa, holds_medusa, read_medusa),
     HeadKind("MLP speculator", is_mlp, holds_mlp, read_mlp),
+    HeadKind("Hydra", is_hydra, holds_hydra, read_hydra),
+    HeadKind("ReDrafter", is_redrafter, holds_redrafter, read_redrafter),
 )
 
 

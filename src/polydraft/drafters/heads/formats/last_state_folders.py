@@ -1,4 +1,4 @@
-"""Folders of heads that read the last state: Medusa's in their three layouts, one of them inside a model, and MLP's.
+"""Folders of Medusa's heads, in their three layouts, one of them inside a model.
 
     A   medusa_lm_head.pt or .safetensors     {i}.{j}.linear.{weight,bias}, {i}.{L}.weight
     B   a full model's folder                 medusa_head.{i}.{j}.linear.{weight,bias}, medusa_head.{i}.{L}.weight
@@ -9,8 +9,7 @@ are missing altogether (A of Medusa's first trainer), the target's are taken. In
 alone. In C heads may have fewer tokens than the target, named by `token_map`, and `original_lm_head` says that they
 share their rows.
 
-Sources: FasterDecoding/Medusa, huggingface/text-generation-inference, vllm-project/vllm; for MLP speculators, which
-vLLM reads too, foundation-model-stack.
+Sources: FasterDecoding/Medusa, huggingface/text-generation-inference, vllm-project/vllm.
 """
 
 import re
@@ -23,9 +22,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, MadeFor
+from polydraft.drafters.heads.drafter import HeadDrafter, MadeFor
 from polydraft.drafters.heads.formats.folder_fields import Fields, Shapes, Tensors, output_rows_of
-from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads, MlpSpeculator
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
@@ -244,71 +243,3 @@ def _vllm_config(heads: MedusaHeads, target: LanguageModel) -> dict[str, Any]:
 def _shares(heads: MedusaHeads) -> bool:
     """Tell whether all heads have the same output rows, those of the target or one table of their own."""
     return len({id(head.lm_head) for head in heads}) == 1 and (len(heads) > 1 or heads.rows is None)
-
-
-MOST_STAGES = 16
-NAMES = {"emb.weight": "emb", "proj.weight": "proj", "ln.weight": "ln", "shift": "ln", "head.weight": "head"}
-"""Which list of the folder holds a parameter of a stage; `shift` is its norm's bias."""
-
-
-def is_mlp(config: Mapping[str, Any]) -> bool:
-    """Tell by its configuration whether a folder holds an MLP speculator."""
-    return config.get("model_type") == "mlp_speculator"
-
-
-def holds_mlp(shapes: Shapes) -> bool:
-    """Tell by its tensors whether a folder holds an MLP speculator."""
-    return any(f"{prefix}emb.0.weight" in shapes and f"{prefix}ln.0.bias" in shapes for prefix in ("speculator.", ""))
-
-
-def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[MlpSpeculator]:
-    """Build the drafter of an MLP speculator; the target's depth does not matter here.
-
-    Raises:
-        CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
-    """
-    fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("speculator.",))
-    (vocab, inner), (_, width) = tensors.matrix("emb.0.weight"), tensors.matrix("proj.0.weight")
-    if not min(vocab, inner, width):
-        raise tensors.damaged("a table of it is empty")
-    tied, shared = _flag(fields, "tie_weights"), dict[str, Tensor]()
-    depths = fields.count("n_predict", 1, most=MOST_STAGES, each=0 if tied else 2 * vocab * inner)
-    network = MlpSpeculator(width, inner, vocab, depths, scaled=_flag(fields, "scale_input"))
-    for depth in range(depths):
-        stage, names = network.stage(depth), {own: _name_of(own, depth) for own in NAMES}
-        for own, name in names.items() if tied else ():
-            kept = shared.get(own) if depth > (own == "proj.weight") else None
-            if kept is not None and not tensors.has(name):
-                tensors.left[name] = kept
-            shared[own] = tensors.left.get(name, stage.get_parameter(own))
-        tensors.fill(stage, rename=names)
-    return tensors.drafter(network, HeadEnds(), fields.made_for())
-
-
-def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: LanguageModel, *, card: str = "") -> None:
-    """Write an MLP speculator as a folder.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    network = drafter.network
-    config = {"model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"], "tie_weights": False}
-    config |= {"emb_dim": network.width, "inner_dim": network.inner, "n_predict": len(network.stages)}
-    config |= {"vocab_size": target.facts.vocab_size, "scale_input": network.scaled}
-    tensors = {
-        f"speculator.{_name_of(own, depth)}": network.stage(depth).get_parameter(own).to(torch.bfloat16)
-        for depth in range(len(network.stages))
-        for own in NAMES
-    }
-    write_plain(folder, config, tensors, card)
-
-
-def _flag(fields: Fields, name: str) -> bool:
-    value = fields.get(name, False)
-    if not isinstance(value, bool):
-        raise fields.wrong(name, value, "it must be true or false")
-    return value
-
-
-def _name_of(own: str, depth: int) -> str:
-    return f"{NAMES[own]}.{depth}.{'bias' if own == 'shift' else 'weight'}"
