@@ -9,8 +9,9 @@ from torch import Tensor
 
 from polydraft.drafters import Drafter
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
-from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadState, TreePass
+from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
+from polydraft.drafters.heads.hydra import Hydra
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import (
     Domino,
@@ -21,6 +22,8 @@ from polydraft.drafters.heads.paths import (
     RecurrentMarkov,
     Selector,
 )
+from polydraft.drafters.heads.redrafter import RecurrentHead
+from polydraft.drafters.heads.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.drafters.model import draft_rows
 from polydraft.models import Forward
@@ -97,6 +100,26 @@ def every_head() -> dict[str, Drafter]:
     return {"a block head": block_drafter(), "an EAGLE head": eagle_drafter(), "Medusa heads": medusa_drafter()}
 
 
+WALKS = ("mlp", "lstm", "lstm, own tables", "redrafter", "redrafter, summed", "hydra", "hydra, rows", "hydra++")
+
+
+def walk(kind: str, width: int = WIDTH, vocab: int = VOCAB, spread: float = 0.4) -> HeadDrafter[Any]:
+    """Return a head that walks, with random weights, three depths deep."""
+    groups = 2 if width % 8 == 0 else 1
+    prefix = Anatomy(width, 24, 2, groups, width // 2, rotation=Rotation(100.0))
+    network: HeadNetwork = {
+        "mlp": lambda: MlpSpeculator(width, 12, vocab, 3, scaled=True),
+        "lstm": lambda: LstmSpeculator(width, 12, vocab, 3, scaled=True),
+        "lstm, own tables": lambda: LstmSpeculator(width, 12, vocab, 3, shared=False),
+        "redrafter": lambda: RecurrentHead(width, 2, vocab, depths=3),
+        "redrafter, summed": lambda: RecurrentHead(width, 1, vocab, 20, recurrent=False, depths=3),
+        "hydra": lambda: Hydra(width, 3, 1, None),
+        "hydra, rows": lambda: Hydra(width, 3, 3, vocab),
+        "hydra++": lambda: Hydra(width, 3, 4, vocab, prefix),
+    }[kind]()
+    return HeadDrafter(_random(network, spread), HeadEnds())
+
+
 class Seen(Toy):
     """A law over the whole text that also has hidden states: those of layer k say what was read, in k ways.
 
@@ -135,6 +158,9 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     ),
     "EAGLE": lambda vocab: eagle_drafter(4),
     "Medusa": lambda vocab: medusa_drafter(4),
+    "Hydra++": lambda vocab: walk("hydra++", 4, vocab),
+    "LSTM": lambda vocab: walk("lstm", 4, vocab),
+    "ReDrafter": lambda vocab: walk("redrafter", 4, vocab),
 }
 """Heads for `Seen`, with so many tokens."""
 

@@ -73,7 +73,9 @@ def test_widening_for_few_prompts() -> None:
     assert 1 < widening_for_few(1000) < 1.003
 
 
-PART = ArmResult(PLAIN, "code", 1.0, 1, 2, 2, 9.0, SpeedUp(Estimate(1, 1, 1), Estimate(1, 1, 1), ()), *[None] * 6)
+PART = ArmResult(
+    PLAIN, "code", 1.0, 1, 2, 2, 9.0, SpeedUp(Estimate(1, 1, 1), Estimate(1, 1, 1), ()), None, None, {}, *[None] * 3
+)
 BEST = "the best of them, **{}**, {} times plain decoding ({}), is"
 
 

@@ -404,6 +404,7 @@ def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkp
     assert len([one for one in work.iterdir() if one.name.startswith("dspark-")]) == 2
 
 
+@pytest.mark.wrong_types
 def test_what_cannot_be_made_is_refused_by_name() -> None:
     with pytest.raises(InvalidParameter, match="kind medusa, mlp, eagle, eagle-3, dspark, mixing, not 'hydra'"):
         HeadPlan("hydra")

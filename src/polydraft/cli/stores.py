@@ -6,8 +6,9 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -82,13 +83,13 @@ def texts_in(path: Path) -> Iterator[FileText]:
         yield FileText(path, bad=f"{path}: it cannot be read: {reason}")
 
 
-def _opened(path: Path) -> IO[str]:
+def _opened(path: Path) -> TextIOWrapper:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _pieces(path: Path, file: IO[str]) -> Iterator[FileText]:
+def _pieces(path: Path, file: TextIOWrapper) -> Iterator[FileText]:
     while piece := file.read(PIECE):
         if "\0" in piece:
             yield FileText(path, bad=f"{path}: it is no text: it holds a zero byte")
@@ -98,7 +99,7 @@ def _pieces(path: Path, file: IO[str]) -> Iterator[FileText]:
             yield FileText(path, text=piece, read=len(piece))
 
 
-def _rows(path: Path, file: IO[str]) -> Iterator[FileText]:
+def _rows(path: Path, file: TextIOWrapper) -> Iterator[FileText]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             try:

@@ -111,14 +111,14 @@ FEW = [
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
-@pytest.mark.parametrize("head", ["EAGLE", "Medusa"])
+@pytest.mark.parametrize("head", ["EAGLE", "Medusa", "Hydra++", "LSTM", "ReDrafter"])
 def test_other_heads_write_the_targets_law(head: str, case: Case) -> None:
     check_law(head, case, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("head", ["EAGLE", "Medusa"])
+@pytest.mark.parametrize("head", ["EAGLE", "Medusa", "Hydra++", "LSTM", "ReDrafter"])
 def test_other_heads_write_the_targets_law_under_every_rule(head: str, case: Case) -> None:
     check_law(head, case, 2)
 

@@ -51,7 +51,7 @@ class SpeculatorStage(nn.Module):
         self.ln = ShiftedNorm(inner)
         self.head = nn.Linear(inner, vocab, bias=False)
 
-    def forward(self, states: States, tokens: Int[Tensor, "*b"], scale: float) -> States:
+    def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
         """Return the states behind these tokens; `scale` is c."""
         return nn.functional.gelu(self.ln(self.proj(states) + scale * self.emb(tokens)))
 
@@ -72,7 +72,7 @@ class GatedStage(nn.Module):
         self.cell_ln, self.state_ln = ShiftedNorm(inner), ShiftedNorm(inner)
         self.head = nn.Linear(inner, vocab, bias=False)
 
-    def forward(self, states: States, tokens: Int[Tensor, "*b"], scale: float) -> States:
+    def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
         """Return the states behind these tokens; `scale` is c."""
         width = cast(nn.Linear, self.proj["cell"]).in_features
         state, cell = states[..., :width], states[..., width:]

@@ -50,7 +50,11 @@ class WalkedHead(LastStateHead):
 
     @abstractmethod
     def read(
-        self, states: States, tokens: Int[Tensor, "*b"], embedded: Float[Tensor, "*b d"] | None, depth: int
+        self,
+        states: Float[Tensor, "*b w"],
+        tokens: Int[Tensor, "*b"],
+        embedded: Float[Tensor, "*b d"] | None,
+        depth: int,
     ) -> States:
         """Return the states of nodes of a depth, the root's being 0.
 
@@ -90,7 +94,7 @@ class WalkPass:
 
     head: WalkedHead
     ends: BoundEnds
-    begun: Float[Tensor, "b 1 s"]
+    begun: Float[Tensor, "b 1 w"]
     states: Float[Tensor, "b n s"]
     overlap = None
 

@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -45,14 +44,18 @@ def folding() -> Iterator[None]:
 
 def attend(
     module: nn.Module,
-    query: Float[Tensor, "b h n d"],
-    key: Float[Tensor, "b k m d"],
-    value: Float[Tensor, "b k m e"],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: Tensor | None,
     *rest: Any,
     **named: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as `sdpa_attention_forward` does, which gets every call outside of `folding` as it is."""
+    """Attend as `sdpa_attention_forward` does, which gets every call outside of `folding` as it is.
+
+    Args:
+        query: "b h n d"; `key` and `value` are "b k m d" and "b k m e", and what is returned is "b n h e".
+    """
     # compiled code is another's, and could not be traced through the variable
     masks = None if torch.compiler.is_compiling() else _MASKS.get()
     if masks is None or attention_mask is None or rest or not _folds(module, query, key, attention_mask, named):

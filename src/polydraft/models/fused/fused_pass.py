@@ -29,7 +29,7 @@ ROUNDING = 8
 STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 """What modules of unknown kinds end in when they are looked at and called."""
 TRIED = 4
-Turn = tuple[Float[Tensor, "b n 1 e"], Float[Tensor, "b n 1 e"]]
+Turn = tuple[Float[Tensor, "b n 1 r"], Float[Tensor, "b n 1 r"]]
 
 
 class FusedPass:

@@ -171,7 +171,7 @@ class MadeHead:
 
 def make_head(
     target: PreTrainedModel,
-    prompts: Sequence[Int[Tensor, " n"]],
+    prompts: Sequence[Int[Tensor, " _"]],
     work: Path,
     out: Path,
     plan: HeadPlan,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -190,7 +190,7 @@ class HeadBatch:
     """Texts that the target wrote and what it made of them, as in shards (`Shards`)."""
 
     ids: Int[Tensor, "b t"]
-    valid: Int[Tensor, "b t"]
+    valid: Shaped[Tensor, "b t"]
     features: Float[Tensor, "b t r"]
     final: Float[Tensor, "b t d"]
     lse: Float[Tensor, "b t"]
@@ -210,7 +210,7 @@ class HeadTraining(nn.Module, ABC):
     def forward(
         self,
         ids: Int[Tensor, "b t"],
-        valid: Int[Tensor, "b t"],
+        valid: Shaped[Tensor, "b t"],
         features: Float[Tensor, "b t r"],
         final: Float[Tensor, "b t d"],
         lse: Float[Tensor, "b t"],

@@ -1,0 +1,308 @@
+"""Heads that walk: their rows by hand, texts, laws of batches, folders of their authors, and what these may lack."""
+
+import json
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_model
+from heads import WALKS, walk
+from safetensors.torch import load_file, save_file
+from test_block_heads import begun, text_of
+from torch import Tensor
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
+
+import polydraft
+from polydraft.drafters import load_head, write_hydra, write_mlp, write_redrafter
+from polydraft.drafters.heads.hydra import Hydra
+from polydraft.errors import CheckpointError
+from polydraft.models import HuggingFaceModel
+from polydraft.reading import Reader, Text
+from polydraft.training.heads.last_state_training import WalkTraining
+from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.trees import BestFirst, Chain, Frontier, TreePolicy, Widths
+
+VOCAB, WIDTH, ROWS = 24, 16, [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
+PATHS = [[7, 0, 11, 2], [7, 0, 3, 2], [7, 8, 11, 2]]
+"""They share beginnings, and the last token is below what was learnt."""
+
+
+def rms(values: Tensor) -> Tensor:
+    return values / torch.sqrt((values**2).mean(-1, keepdim=True) + 1e-6)
+
+
+def turned(values: Tensor) -> Tensor:
+    """Return heads "n g h" turned by their places, with the base 100."""
+    half = values.shape[-1] // 2
+    angles = torch.arange(len(values)).double()[:, None] * 100.0 ** -(torch.arange(half).double() / half)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = values[..., :half], values[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def prefixed(own: dict[str, Tensor], states: Tensor) -> Tensor:
+    """Return what Hydra++'s layer makes of a text's last token, by Llama's formulas."""
+    inner = rms(states) * own["prefix.input_layernorm.weight"]
+    q, k, v = (
+        linear(inner, own[f"prefix.self_attn.{name}_proj.weight"]).unflatten(-1, (-1, WIDTH // 2)) for name in "qkv"
+    )
+    q, k = turned(q), turned(k)
+    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
+    seen = scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True)
+    states = states + linear(seen.transpose(0, 1).flatten(1), own["prefix.self_attn.o_proj.weight"])
+    inner = rms(states) * own["prefix.post_attention_layernorm.weight"]
+    gate, up = (linear(inner, own[f"prefix.mlp.{name}_proj.weight"]) for name in ("gate", "up"))
+    states = states + linear(silu(gate) * up, own["prefix.mlp.down_proj.weight"])
+    return (rms(states) * own["norm.weight"])[-1]
+
+
+def by_hand(kind: str, network: Any, states: Tensor, path: list[int], embed: Tensor, output: Tensor) -> Tensor:
+    """Return the logits behind a path's last token, by the published formulas.
+
+    Args:
+        states: the target's last hidden states of the text but for the root; none of a text of one token.
+    """
+    own = dict(network.named_parameters())
+    last = len(path) - 1
+    h = states[-1] if len(states) else torch.zeros(WIDTH, dtype=torch.float64)
+    if kind.startswith(("mlp", "lstm")):
+        kept = 0.5 ** (0.5 / 3)
+        c = sqrt((1 - kept**2) * 12 / 2) / kept
+        s, cell = (rms(h) / sqrt(2) if network.scaled else h), torch.zeros(12, dtype=torch.float64)
+        for depth, token in enumerate(path):
+            at = {name.removeprefix(f"stages.{min(depth, 2)}."): one for name, one in own.items()}
+            norm = lambda name, x, at=at: rms(x) * at[f"{name}.norm.weight"] + at[f"{name}.shift"]  # noqa: E731
+            if kind == "mlp":
+                s = gelu(norm("ln", at["proj.weight"] @ s + c * at["emb.weight"][token]))
+            else:
+                table = lambda gate, at=at: at.get(f"emb.{gate}.weight", at["emb.forget.weight"])  # noqa: E731
+                f, i, o, g = (
+                    at[f"proj.{gate}.weight"] @ s + c * table(gate)[token]
+                    for gate in ("forget", "input", "output", "cell")
+                )
+                cell = f.sigmoid() * cell + i.sigmoid() * gelu(norm("cell_ln", g))
+                s = o.sigmoid() * gelu(norm("state_ln", cell))
+        return own[f"stages.{min(last, 2)}.head.weight"] @ s
+    if kind.startswith("redrafter"):
+        s = torch.zeros_like(h)
+        for token in path:
+            e = embed[token]
+            s = silu(own["rnn_w.weight"] @ e + own["rnn_u.weight"] @ s + own["rnn_u.bias"]) if network.rnn_w else e + s
+        y = torch.cat([h, s])
+        y = own["input_proj.weight"] @ y + own["input_proj.bias"] if "input_proj.weight" in own else y
+        for block in range(len(network.blocks)):
+            y = y + silu(own[f"blocks.{block}.linear.weight"] @ y + own[f"blocks.{block}.linear.bias"])
+        return own["lm_head.weight"] @ y
+    h = prefixed(own, states) if kind == "hydra++" and len(states) else h
+    head = min(last, 2)
+    own = {name.removeprefix(f"heads.{head}."): one for name, one in own.items()}
+    read = path if last <= 2 else [*path[:2], path[-1]]
+    x = torch.cat([h, *(embed[token] for token in read)])
+    x = (
+        own["res_connection.weight"] @ x
+        + own["res_connection.bias"]
+        + silu(own["linear.weight"] @ x + own["linear.bias"])
+    )
+    for _ in range(network.layers - 1):
+        x = x + silu(own["block.linear.weight"] @ x + own["block.linear.bias"])
+    return own["lm_head.weight"] @ x + own["lm_head.bias"] if "lm_head.weight" in own else output @ x
+
+
+@pytest.mark.parametrize("kind", WALKS)
+def test_the_rows_of_a_path_are_those_of_the_formulas(kind: str) -> None:
+    model: Any = tiny_model(vocab=VOCAB).double()
+    target, text, drafter = HuggingFaceModel(model), text_of(ROWS), walk(kind)
+    state, features = begun(target, drafter, text)
+    assert features is not None
+    embed, output = model.get_input_embeddings().weight.double(), model.lm_head.weight.double()
+    for path in PATHS:
+        grown, _ = drafter.network.root(state.memory, text, state.ends)
+        for depth in range(4):
+            roots = [[row[-1]] for row in ROWS]
+            tokens = torch.tensor(roots) if not depth else torch.tensor([[path[depth - 1]]] * 3)
+            frontier = Frontier(range(depth, depth + 1), tokens, depth, torch.ones(3, 1, depth + 1, dtype=torch.bool))
+            logits = grown.logits(frontier)
+            for row, known in enumerate(ROWS):
+                there = [int((features.places[row] == place).nonzero()[-1]) for place in range(len(known) - 1)]
+                states = features.states["final"][row, there].double()
+                whole = [known[-1], *path[:depth]]
+                wanted = by_hand(kind, drafter.network, states, whole, embed, output)
+                torch.testing.assert_close(logits[row, 0].double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize("policy", [Chain(3), Chain(5), Widths((3, 2, 1)), BestFirst(9)], ids=repr)
+@pytest.mark.parametrize("kind", WALKS)
+def test_greedy_text_is_plain_text_and_every_row_is_what_it_is_alone(kind: str, policy: TreePolicy) -> None:
+    target, drafter = tiny_model(vocab=VOCAB), walk(kind)
+    padded, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    for row, tokens in enumerate(ROWS):
+        padded[row, 5 - len(tokens) :], mask[row, 5 - len(tokens) :] = torch.tensor(tokens), 1
+    given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 24}
+    wanted: Any = polydraft.generate(target, padded, drafter="none", temperature=0.0, **given)
+    found: Any = polydraft.generate(target, padded, drafter=drafter, policy=policy, temperature=0.0, **given)
+    assert torch.equal(found.sequences, wanted.sequences) and found.statistics.drafted > 20
+    heat: dict[str, Any] = {"drafter": drafter, "policy": policy, "temperature": 1.0, "seed": 3}
+    together: Any = polydraft.generate(target, padded, **heat, **given)
+    alone: Any = polydraft.generate(target, ROWS[0], max_new_tokens=24, **heat)
+    assert together.sequences[0].tolist() == alone.sequences[0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["hydra++", "lstm", "redrafter"])
+def test_what_is_read_in_pieces_is_what_is_read_at_once(kind: str) -> None:
+    target, drafter = HuggingFaceModel(tiny_model(vocab=VOCAB)), walk(kind)
+    whole, _ = begun(target, drafter, text_of(ROWS[:1]))
+    parts, _ = begun(target, drafter, text_of([ROWS[0][:3]]))
+    reader, _ = Reader.new(target, 1, 64, drafter.needs.layers).catch_up(text_of([ROWS[0][:3]]))
+    _, features = reader.catch_up(text_of(ROWS[:1]))
+    parts = drafter.read(parts, text_of(ROWS[:1]), features)
+    asked: Text = text_of(ROWS[:1])
+    torch.testing.assert_close(parts.memory.before_root(asked), whole.memory.before_root(asked), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", WALKS)
+def test_what_is_learnt_is_what_is_drafted(kind: str) -> None:
+    model: Any = tiny_model(vocab=VOCAB)
+    drafter = walk(kind)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True)
+    final, lse = out.hidden_states[-1].float(), out.logits.logsumexp(-1).float()
+    training = WalkTraining(drafter.network.float(), TargetEnds.of(model), None)
+    found = training(ids, torch.ones_like(ids), final, final, lse)
+    assert found["count"].tolist() == [6, 5, 4]
+    drafter.network.double()
+    embed, output = (one.weight.detach().double() for one in (model.get_input_embeddings(), model.lm_head))
+    for depth in range(3):
+        both = list[Tensor]()
+        for place in range(8 - depth - 2):
+            path = ids[0, place + 1 : place + 2 + depth].tolist()
+            mine = by_hand(kind, drafter.network, final[0, : place + 1].double(), path, embed, output).softmax(-1)
+            both.append(torch.minimum(mine, out.logits[0, place + 1 + depth].double().softmax(-1)).sum())
+        assert float(found["overlap"][depth]) == pytest.approx(float(torch.stack(both).mean()), abs=1e-4)
+
+
+def written(kind: str, folder: Path) -> Any:
+    drafter, target = walk(kind), HuggingFaceModel(tiny_model(vocab=VOCAB))
+    {"m": write_mlp, "l": write_mlp, "r": write_redrafter, "h": write_hydra}[kind[0]](drafter, folder, target)
+    return drafter
+
+
+@pytest.mark.parametrize("kind", WALKS)
+def test_folders_are_told_and_read_again_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    drafter = written(kind, tmp_path)
+    found: Any = load_head(str(tmp_path))
+    assert found.name == drafter.name and type(found.network) is type(drafter.network)
+    own = {name: value.to(torch.bfloat16).float() for name, value in drafter.network.state_dict().items()}
+    read = found.network.state_dict()
+    assert {*own} <= {*read} and all(torch.equal(read[name], value) for name, value in own.items())
+    model = tiny_model(vocab=VOCAB)
+    given: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
+    plain: Any = polydraft.generate(model, ROWS[0], drafter="none", **given)
+    text: Any = polydraft.generate(model, ROWS[0], drafter=str(tmp_path), **given)
+    assert torch.equal(text.sequences, plain.sequences)
+
+
+def changed(folder: Path, tensors: Any = None, **config: Any) -> None:
+    """Change a folder's configuration, or its tensors by a function of them."""
+    said = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in said.items() if value != "-"}))
+    if tensors is not None:
+        (file,) = folder.glob("*.safetensors")
+        save_file({name: one.clone() for name, one in tensors(load_file(file)).items()}, file)
+
+
+def tied(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Let an LSTM's folder hold one of each table."""
+    kept = {name: one for name, one in found.items() if ".1." not in name and ".2." not in name}
+    proj = {f"speculator.{gate}_proj.1.weight" for gate in ("forget", "input", "output", "cell")}
+    return kept | {name: found[name] for name in proj}
+
+
+def copies(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    table = found["speculator.forget_emb.0.weight"]
+    return found | {f"speculator.{gate}_emb.0.weight": table for gate in ("input", "output", "cell")}
+
+
+def test_tied_tables_may_stand_once_or_as_equal_copies(tmp_path: Path) -> None:
+    written("lstm", tmp_path)
+    changed(tmp_path, tied, tie_weights=True)
+    read: Any = load_head(str(tmp_path))
+    assert read.network.stage(2).head.weight.equal(read.network.stage(0).head.weight)
+    assert read.network.stage(2).proj["cell"].weight.equal(read.network.stage(1).proj["cell"].weight)
+    changed(tmp_path, copies)
+    load_head(str(tmp_path))
+    changed(tmp_path, lambda found: found | {"speculator.cell_emb.0.weight": 2 * found["speculator.cell_emb.0.weight"]})
+    with pytest.raises(CheckpointError, match=r"cell_emb.0.weight is another table than the first, and tie_lstm_embs"):
+        load_head(str(tmp_path))
+
+
+def as_snowflakes(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = {name: name.replace("speculator.", "") for name in found}
+    return {
+        ".".join([*own.split(".")[:2], "0", *own.split(".")[2:]]) if not own.startswith("head.") else own: found[name]
+        for name, own in names.items()
+    }
+
+
+def test_a_sum_rnn_of_snowflakes_is_an_mlp_speculator(tmp_path: Path) -> None:
+    drafter = written("mlp", tmp_path)
+    sizes = {"inner_dim": "12", "emb_dim": "12", "proj_dim": "12", "input_hidden_dim": WIDTH}
+    changed(tmp_path, as_snowflakes, architectures=["ArcticMLPSpeculatorPreTrainedModel"], **sizes)
+    read: Any = load_head(str(tmp_path))
+    for name, value in drafter.network.state_dict().items():
+        assert torch.equal(read.network.state_dict()[name], value.to(torch.bfloat16).float())
+
+
+def without(*names: str) -> Any:
+    return lambda found: {name: one for name, one in found.items() if not name.endswith(names)}
+
+
+def ungrounded(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return found | {"hydra_mlp.0.0.linear.weight": torch.zeros(WIDTH, WIDTH)}
+
+
+def unequal(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return found | {"hydra_mlp.1.2.linear.weight": 1 + found["hydra_mlp.1.2.linear.weight"]}
+
+
+DAMAGED: dict[str, tuple[str, Any, dict[str, Any], str]] = {
+    "sizes of several layers": ("lstm", None, {"inner_dim": "12.8"}, "inner_dim is '12.8'; it must be one number"),
+    "another inner size": ("lstm", None, {"emb_dim": "16"}, "emb_dim is '16'; its tensors are 12 wide"),
+    "an unknown method": ("lstm", None, {"method": "sum_gru"}, "it must be sum_rnn or sum_lstm"),
+    "no norm": ("lstm", without("cell_ln.1.bias"), {}, "cell_ln.1.bias is missing"),
+    "an exit without a projection": ("redrafter", None, {"exit_dim": 40}, "exit_dim is 40; .* no input_proj"),
+    "a projection without an exit": ("redrafter, summed", None, {"exit_dim": 32}, "exit_dim is 32; .* an input_proj"),
+    "a recurrence that is not there": ("redrafter, summed", None, {"rnn": True}, "rnn_u.weight is missing"),
+    "a recurrence that is not wanted": ("redrafter", None, {"rnn": False}, "holds rnn_u.bias and 2 more"),
+    "heads of attention": ("hydra", None, {"hydra_head_arch": "cross-attn"}, "heads of the kinds mlp and prefix-mlp"),
+    "heads without tokens": ("hydra", None, {"grounded_heads": False}, "are Medusa's"),
+    "a head that reads no token": ("hydra, rows", ungrounded, {}, "reads 16 channels, and heads 16 wide read 32"),
+    "blocks that are not one": ("hydra, rows", unequal, {}, "another table than the first, and Hydra says"),
+    "a state beyond the target": ("hydra", None, {"hidden_state_offset": 9}, "must be known|the target has"),
+    "more heads than tensors": ("hydra", None, {"hydra_num_heads": 4}, "hydra_mlp.3.0.linear.weight is missing"),
+    "no sizes of the layer": ("hydra++", None, {"num_attention_heads": "-"}, "must be told"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_folder_is_one_sentence(case: str, tmp_path: Path) -> None:
+    kind, tensors, config, said = DAMAGED[case]
+    written(kind, tmp_path)
+    changed(tmp_path, tensors, **config)
+    with pytest.raises(CheckpointError, match=said):
+        load_head(str(tmp_path))
+
+
+def test_heads_may_read_an_earlier_state(tmp_path: Path) -> None:
+    written("hydra, rows", tmp_path)
+    changed(tmp_path, hidden_state_offset=1)
+    model = tiny_model(vocab=VOCAB)
+    drafter: Any = load_head(str(tmp_path), target_layers=2)
+    assert isinstance(drafter.network, Hydra) and drafter.needs.layers == (1,)
+    given: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
+    plain: Any = polydraft.generate(model, ROWS[0], drafter="none", **given)
+    text: Any = polydraft.generate(model, ROWS[0], drafter=drafter, **given)
+    assert torch.equal(text.sequences, plain.sequences)
