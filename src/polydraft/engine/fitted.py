@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from functools import lru_cache
 
 from polydraft.drafters import Drafter
 from polydraft.engine.measured import VARIABLE, Measured, measured
@@ -54,14 +55,22 @@ def fitted_policy(
     found = measured(target, drafter, verifier, usual, params.temperature)
     if found is None:
         return usual
+    policy, why = _chosen(found, usual)
+    if why:
+        warnings.warn(why, stacklevel=2)
+    return policy
+
+
+@lru_cache(maxsize=64)
+def _chosen(found: Measured, usual: TreePolicy) -> tuple[TreePolicy | None, str]:
+    """Return the tree, or None and why nothing pays."""
     search = _Fit(found, usual)
     best, plain = search.best, search.speed(TreeShape(()))
     if max(search.speed(best), search.usual_speed) < PAYS * plain:
-        _say_that_nothing_pays(search)
-        return None
+        return None, _why_nothing_pays(search)
     if not best.counts or search.speed(best) < CLEARLY * search.usual_speed:
-        return usual
-    return Chain(best.depth) if best.max_children == 1 else Fixed(best)
+        return usual, ""
+    return (Chain(best.depth) if best.max_children == 1 else Fixed(best)), ""
 
 
 class _Fit:
@@ -109,15 +118,14 @@ class _Fit:
         return fastest_shape(self.rates, free, lambda _: 0.0, max_nodes=nodes, max_depth=depth)
 
 
-def _say_that_nothing_pays(search: _Fit) -> None:
+def _why_nothing_pays(search: _Fit) -> str:
     found, needed = search.found, search.needed()
     (_, one), (width, several) = found.passes[0], found.passes[1]
     drafting = found.start + found.level + found.verifying
     accepted = search.rates.at(0, 1)[0] if search.rates.at(0, 1) else sum(search.rates.at(0, 2))
-    warnings.warn(
+    return (
         f"Nothing is drafted: a pass over {width} tokens takes {1000 * several:.1f} ms, one over a single token "
         f"{1000 * one:.1f} ms, and a draft with its verification {1000 * drafting:.1f} ms. Drafts are accepted "
         f"{accepted:.0%} of the time{'' if found.acceptance else ' at best'}; they would pay "
-        f"{f'from {needed:.0%}' if needed else 'at no rate'}. policy=... drafts all the same.",
-        stacklevel=2,
+        f"{f'from {needed:.0%}' if needed else 'at no rate'}. policy=... drafts all the same."
     )

@@ -84,7 +84,9 @@ class TrainHeadOptions:
     """One call of `polydraft train head`."""
 
     kind: str = Option(
-        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, eagle-3, dspark, mixing.", argument=True, metavar="KIND"
+        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, eagle-3, dspark, mixing.",
+        argument=True,
+        metavar="KIND",
     ).needed()
     prompts: tuple[str, ...] = PROMPT_FILES.usually(())
     limit: int = LIMIT.but(help="Prompts per task.").usually(100_000)
