@@ -86,9 +86,9 @@ class _Fit:
         """The fastest tree; the root alone if that is plain decoding."""
         return self._fastest(self.rates)
 
-    def speed(self, shape: TreeShape) -> float:
-        """Return the expected tokens per second."""
-        return expected_tokens(shape, self.rates) / self.costs.of(shape)
+    def speed(self, shape: TreeShape, rates: Acceptance | None = None) -> float:
+        """Return the expected tokens per second, at these rates or those that were seen."""
+        return expected_tokens(shape, rates or self.rates) / self.costs.of(shape)
 
     @property
     def usual_speed(self) -> float:
@@ -101,8 +101,12 @@ class _Fit:
 
     def needed(self) -> float | None:
         """Return how often single drafts would have to be accepted to pay; None if always would not do."""
-        shares = (share / 100 for share in range(1, 100))
-        return next((share for share in shares if self._fastest(Acceptance.positional((share,))).counts), None)
+        least = PAYS * self.speed(TreeShape(()))
+        for share in range(1, 100):
+            rates = Acceptance.positional((share / 100,))
+            if self.speed(self._fastest(rates), rates) >= least:
+                return share / 100
+        return None
 
     def _fastest(self, rates: Acceptance) -> TreeShape:
         given = (rates, self.costs.verifying, self.costs.draft)
