@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HuggingFaceModel:
     """A target whose passes are timed, with a cache folder of its own."""
     monkeypatch.setenv("POLYDRAFT_MEASURE", "yes")
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    forget(monkeypatch)
     return HuggingFaceModel(tiny_model(seed=1))
 
 
@@ -42,6 +44,12 @@ def told(monkeypatch: pytest.MonkeyPatch, costs: Measured | None) -> list[object
     asked: list[object] = []
     monkeypatch.setattr(measured, "_measured", lambda *given: asked.append(given) or costs)
     return asked
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be as a new process."""
+    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    monkeypatch.setattr(measured, "_BY_KEY", {})
 
 
 def drafter() -> Drafter:
@@ -90,6 +98,7 @@ def test_drafts_that_are_seldom_accepted_make_trees_small_or_none(
     fitted = fitted_policy(door, drafter(), GREEDY, usual, COLD)
     assert fitted is not None and fitted.most_drafts < usual.most_drafts
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "another"))
+    forget(monkeypatch)
     told(monkeypatch, replace(FLAT, start=0.01, rates=rates, tokens=1.2))
     with pytest.warns(UserWarning, match=r"Drafts are accepted 20% of the time; they would pay from (5|6)\d%\."):
         assert fitted_policy(door, drafter(), GREEDY, usual, COLD) is None
@@ -115,11 +124,11 @@ def test_costs_are_measured_once_and_read_by_the_next_process(
     for _ in range(2):
         assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3)
     assert len(asked) == 1
-    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    forget(monkeypatch)
     assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3) and len(asked) == 1
     (file,) = (tmp_path / "costs").iterdir()
     file.write_text(file.read_text().replace("0.0", "-1"))
-    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    forget(monkeypatch)
     assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3) and len(asked) == 2
     assert json.loads(file.read_text())["level"] == JUMPS.level
 
@@ -166,7 +175,7 @@ def test_damaged_costs_are_measured_again(
     fitted_policy(door, drafting, SAMPLED, Chain(5), WARM)
     (file,) = (tmp_path / "costs").iterdir()
     file.write_text(content)
-    monkeypatch.setattr(measured, "_KNOWN", type(measured._KNOWN)())
+    forget(monkeypatch)
     assert fitted_policy(door, drafting, SAMPLED, Chain(5), WARM) == Chain(3) and len(asked) == 2
 
 
@@ -186,3 +195,50 @@ def test_text_drafters_and_trees_that_were_named_are_not_timed(
     for choice in ({"drafter": NgramDrafter()}, {"drafter": drafter(), "policy": Chain(2)}, {"drafter": "none"}, {}):
         polydraft.generate(door.model, prompt, max_new_tokens=4, **choice)
     assert not asked
+
+
+def test_a_prediction_is_drafted_whatever_a_draft_model_would_cost(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, DEAR)
+    prompt, draft = torch.tensor([[1, 2, 3]]), tiny_model(seed=2)
+    plain: Any = polydraft.generate(door.model, prompt, drafter="none", max_new_tokens=12, temperature=0.0)
+    new = plain.sequences[0, 3:].tolist()
+    given: dict[str, Any] = {"drafter": draft, "prediction": new, "max_new_tokens": 12, "temperature": 0.0}
+    found: Any = polydraft.generate(door.model, prompt, **given)
+    assert found.sequences.equal(plain.sequences) and found.statistics.target_calls < 8
+
+
+class Broken(ModelDrafter):
+    def draft(self, state: Any, request: Any) -> Any:
+        raise KeyError("oops")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_what_fails_while_it_is_measured_fails_as_it_does_in_a_text(door: HuggingFaceModel) -> None:
+    broken = Broken(HuggingFaceModel(tiny_model(seed=2)))
+    found: Any = polydraft.generate(door.model, torch.tensor([[1, 2, 3]]), drafter=broken, max_new_tokens=6)
+    assert "oops" in found.statistics.fallback and found.sequences.shape[1] == 9
+
+
+def test_settings_of_drafters_are_told_apart_and_models_loaded_anew_are_not(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, usual = told(monkeypatch, JUMPS), Chain(5)
+    for params in (None, SamplingParams(0.05), None):
+        drafting = ModelDrafter(HuggingFaceModel(tiny_model(seed=2)), params=params)
+        fitted_policy(door, drafting, SAMPLED, usual, WARM)
+    assert len(asked) == 2
+
+
+def test_a_call_from_inside_a_pass_that_is_measured_does_not_wait(door: HuggingFaceModel) -> None:
+    inner, prompt, depth = tiny_model(seed=2), torch.tensor([[1, 2, 3]]), [0]
+
+    def nested(*_: Any) -> None:
+        if depth[0] == 0:
+            depth[0] = 1
+            polydraft.generate(door.model, prompt, drafter=inner, max_new_tokens=2)
+
+    door.model.register_forward_hook(nested)
+    polydraft.generate(door.model, prompt, drafter=inner, max_new_tokens=4)
+    assert depth[0] == 1

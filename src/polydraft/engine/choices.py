@@ -281,7 +281,8 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     if isinstance(policy, LearningPolicy):
         policy.suited(usual)
     verifier = default_verifier(drafter, params) if verifier is None else verifier
-    if policy is None and unable is None and _only_names_one(given) and not choices.compile:
+    measures = choices.prediction is None and not choices.compile  # what is predicted costs nothing
+    if policy is None and unable is None and _only_names_one(given) and measures:
         (named, *_) = drafters_in(cast(Drafter, named))
         usual = fitted_policy(target, named, verifier, usual, params)
         if usual is None:

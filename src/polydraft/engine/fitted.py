@@ -7,7 +7,7 @@ from functools import lru_cache
 from polydraft.drafters import Drafter
 from polydraft.engine.measured import VARIABLE, Measured, measured
 from polydraft.models import HuggingFaceModel, chosen_precision
-from polydraft.planning.costs import Curve
+from polydraft.planning.costs import Curve, StepCosts
 from polydraft.probs import SamplingParams
 from polydraft.trees import (
     Acceptance,
@@ -55,22 +55,14 @@ def fitted_policy(
     found = measured(target, drafter, verifier, usual, params.temperature)
     if found is None:
         return usual
-    policy, why = _chosen(found, usual)
-    if why:
-        warnings.warn(why, stacklevel=2)
-    return policy
-
-
-@lru_cache(maxsize=64)
-def _chosen(found: Measured, usual: TreePolicy) -> tuple[TreePolicy | None, str]:
-    """Return the tree, or None and why nothing pays."""
     search = _Fit(found, usual)
     best, plain = search.best, search.speed(TreeShape(()))
     if max(search.speed(best), search.usual_speed) < PAYS * plain:
-        return None, _why_nothing_pays(search)
+        warnings.warn(_why_nothing_pays(search), stacklevel=2)
+        return None
     if not best.counts or search.speed(best) < CLEARLY * search.usual_speed:
-        return usual, ""
-    return (Chain(best.depth) if best.max_children == 1 else Fixed(best)), ""
+        return usual
+    return Chain(best.depth) if best.max_children == 1 else Fixed(best)
 
 
 class _Fit:
@@ -84,11 +76,11 @@ class _Fit:
     @property
     def best(self) -> TreeShape:
         """The fastest tree; the root alone if that is plain decoding."""
-        return self._fastest(self.rates)
+        return _fastest(self.costs, self.rates, self.usual.most_drafts + 1, self.usual.largest.depth)
 
-    def speed(self, shape: TreeShape, rates: Acceptance | None = None) -> float:
-        """Return the expected tokens per second, at these rates or those that were seen."""
-        return expected_tokens(shape, rates or self.rates) / self.costs.of(shape)
+    def speed(self, shape: TreeShape) -> float:
+        """Return the expected tokens per second."""
+        return expected_tokens(shape, self.rates) / self.costs.of(shape)
 
     @property
     def usual_speed(self) -> float:
@@ -101,17 +93,7 @@ class _Fit:
 
     def needed(self) -> float | None:
         """Return how often single drafts would have to be accepted to pay; None if always would not do."""
-        least = PAYS * self.speed(TreeShape(()))
-        for share in range(1, 100):
-            rates = Acceptance.positional((share / 100,))
-            if self.speed(self._fastest(rates), rates) >= least:
-                return share / 100
-        return None
-
-    def _fastest(self, rates: Acceptance) -> TreeShape:
-        given = (rates, self.costs.verifying, self.costs.draft)
-        nodes, depth = self.usual.most_drafts + 1, self.usual.largest.depth
-        return fastest_shape(*given, max_nodes=nodes, max_depth=depth, overhead=self.costs.drafting)
+        return _needed(self.found, self.usual.most_drafts + 1, self.usual.largest.depth)
 
     def _typical(self) -> TreeShape:
         """Return the shape of the usual tree; of one that grows, that of as many nodes which is best."""
@@ -120,6 +102,22 @@ class _Fit:
             return usual.shape
         free, nodes, depth = Curve(((1, 1.0),)), usual.most_drafts + 1, usual.shape.depth
         return fastest_shape(self.rates, free, lambda _: 0.0, max_nodes=nodes, max_depth=depth)
+
+
+def _fastest(costs: StepCosts, rates: Acceptance, nodes: int, depth: int) -> TreeShape:
+    return fastest_shape(rates, costs.verifying, costs.draft, max_nodes=nodes, max_depth=depth, overhead=costs.drafting)
+
+
+@lru_cache(maxsize=64)
+def _needed(found: Measured, nodes: int, depth: int) -> float | None:
+    costs = found.costs
+    least = PAYS / costs.of(TreeShape(()))
+    for share in range(1, 100):
+        rates = Acceptance.positional((share / 100,))
+        best = _fastest(costs, rates, nodes, depth)
+        if expected_tokens(best, rates) / costs.of(best) >= least:
+            return share / 100
+    return None
 
 
 def _why_nothing_pays(search: _Fit) -> str:

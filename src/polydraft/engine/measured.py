@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import mean, median
-from threading import Lock
+from threading import RLock, local
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 from zlib import crc32
@@ -91,7 +91,10 @@ class Measured:
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[object, Measured | None]] = WeakKeyDictionary()
-_LOCK = Lock()
+_BY_KEY: dict[str, Measured | None] = {}
+"""The same by what the times depend on, for models that are loaded anew."""
+_LOCK, _BUSY = RLock(), local()
+SETTINGS = (int, float, str, SamplingParams, type(None))
 
 
 def measured(
@@ -103,17 +106,30 @@ def measured(
     if any(weight.is_meta for one in own for weight in one.parameters()):
         return None  # weights are brought for each pass, which is dear whatever its width
     near = max(0.5, round(2 * temperature) / 2) if temperature else 0.0
-    asked = (verifier.name, str(usual), near, *(one and ref(one) for one in networks))
+    asked = (_said(verifier, verifier.name), _said(usual, f"{usual.shape}"), near, _settings(drafter))
+    here = (*asked, *(one and ref(one) for one in networks))
+    known = _KNOWN.setdefault(target.model, {})
+    if here in known or getattr(_BUSY, "measuring", False):  # a call from inside a pass that is measured
+        return known.get(here)
     with _LOCK:
-        known = _KNOWN.setdefault(target.model, {})
-        if asked not in known:
-            key = _key(target, networks, asked[:3])
-            found = _read(key)
-            if found is None:
-                found = _measured(target, Method(drafter, verifier, usual), near)
-                _keep(key, found)
-            known[asked] = found
-        return known[asked]
+        if here not in known:
+            key = _key(target, networks, asked)
+            if key not in _BY_KEY:
+                _BY_KEY[key] = _read(key) or _measured(target, Method(drafter, verifier, usual), near)
+                _keep(key, _BY_KEY[key])
+            known[here] = _BY_KEY[key]
+        return known[here]
+
+
+def _said(value: object, otherwise: str) -> str:
+    """Return what a value says of itself, unless that is where it lies."""
+    return otherwise if " at 0x" in repr(value) else repr(value)
+
+
+def _settings(drafter: Drafter) -> str:
+    """Return what a drafter's drafts depend on beside its networks."""
+    plain = {name: value for name, value in vars(drafter).items() if isinstance(value, SETTINGS)}
+    return f"{type(drafter).__qualname__} {plain}"
 
 
 def _key(target: HuggingFaceModel, networks: Sequence[nn.Module | None], asked: tuple[object, ...]) -> str:
@@ -127,6 +143,7 @@ def _key(target: HuggingFaceModel, networks: Sequence[nn.Module | None], asked: 
 
 def _measured(target: HuggingFaceModel, method: Method, temperature: float) -> Measured | None:
     most = method.policy.most_drafts
+    _BUSY.measuring = True
     known = max(1, min(KNOWN, target.context - most - 2))
     tokens = (torch.arange(known, device=target.device) % target.vocab_size).unsqueeze(0)
     try:
@@ -136,8 +153,10 @@ def _measured(target: HuggingFaceModel, method: Method, temperature: float) -> M
         passes = time_target(target, tokens, most + 1, rounds=rounds, on_progress=_silent)
         found = Measured(passes.points, *_drafting(target, method))
         return _watched(target, method, temperature, found)
-    except (PolydraftError, RuntimeError):  # what cannot be drafted says so when a text is begun
+    except Exception:  # noqa: BLE001  what cannot be drafted says so when a text is begun
         return None
+    finally:
+        _BUSY.measuring = False
 
 
 def _watched(target: HuggingFaceModel, method: Method, temperature: float, found: Measured) -> Measured:

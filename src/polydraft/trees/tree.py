@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -108,20 +109,25 @@ class Topology:
 
     parents: Int[Tensor, "b n"]
 
-    @cached_property
+    @property
     def on_host(self) -> "Topology":
         """The same trees on the host, where sizes are counted; a device is waited for once."""
-        return self if self.parents.device.type == "cpu" else Topology(self.parents.cpu())
+        return self if self.parents.device.type == "cpu" else self._host
+
+    @cached_property
+    def _host(self) -> "Topology":
+        return Topology(self.parents.cpu())
 
     def on(self, device: torch.device) -> "Topology":
         """Return the same trees on a device; those of a shape that many trees have are sent once."""
         if device in (self.parents.device, torch.device("cpu")):
             return self.on_host if device.type == "cpu" else self
-        known: dict[torch.device, Topology] = vars(self).setdefault("_there", {})
-        if device not in known:
-            known[device] = Topology(sent(self.parents, device))
-            vars(known[device])["on_host"] = self
-        return known[device]
+        known: WeakValueDictionary[torch.device, Topology] = vars(self).setdefault("_there", WeakValueDictionary())
+        there = known.get(device)
+        if there is None:
+            there = known[device] = Topology(sent(self.parents, device))
+            vars(there)["_host"] = self
+        return there
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "b n n"]:
@@ -263,11 +269,13 @@ class TokenTree:
         """The valid children of each node in drafting order, -1 elsewhere."""
         return self.topology.children.where(self.topology.of_children(self.valid, 0), -1)
 
-    @cached_property
+    @property
     def on_host(self) -> "TokenTree":
         """The same trees on the host; a device is waited for once."""
-        if self.tokens.device.type == "cpu":
-            return self
+        return self if self.tokens.device.type == "cpu" else self._host
+
+    @cached_property
+    def _host(self) -> "TokenTree":
         return TokenTree(self.tokens.cpu(), self.topology.on_host, self.valid.cpu())
 
     def on(self, device: torch.device) -> "TokenTree":
@@ -275,7 +283,7 @@ class TokenTree:
         if device.type == "cpu" or self.tokens.device == device:
             return self.on_host if device.type == "cpu" else self
         there = TokenTree(sent(self.tokens, device), self.topology.on(device), sent(self.valid, device))
-        vars(there)["on_host"] = self.on_host
+        vars(there)["_host"] = self.on_host
         return there
 
     def copied(self) -> "TokenTree":
@@ -345,17 +353,26 @@ class Draft:
         probs = torch.zeros_like(empty, dtype=torch.float32).unsqueeze(-1)
         return cls(tree, empty, empty.unsqueeze(-1), probs.unsqueeze(-2) if apart else probs, most_children=0)
 
-    @cached_property
+    @property
     def on_host(self) -> "Draft":
         """The same on the host, but for what is scored beside the tree; a device is waited for once."""
-        return self if self.atoms.device.type == "cpu" else self._moved(self.tree.on_host)
+        return self if self.atoms.device.type == "cpu" else self._host
+
+    @cached_property
+    def _host(self) -> "Draft":
+        return self._moved(self.tree.on_host)
+
+    def forget_host(self) -> None:
+        """Forget what was known on the host, after somebody may have written to the draft."""
+        for one in (self, self.tree, self.tree.topology):
+            vars(one).pop("_host", None)
 
     def on(self, device: torch.device) -> "Draft":
         """Return the same on a device, but for what is scored beside the tree."""
         if device.type == "cpu" or self.atoms.device == device:
             return self.on_host if device.type == "cpu" else self
         there = self._moved(self.tree.on(device))
-        vars(there)["on_host"] = self.on_host
+        vars(there)["_host"] = self.on_host
         return there
 
     def _moved(self, tree: TokenTree) -> "Draft":
@@ -373,16 +390,13 @@ class Draft:
     def as_whole(self) -> "Draft":
         """Return the same draft, of which is known that its lists are all of the target's tokens in their order."""
         whole = replace(self, whole=True)
-        if self.on_host is not self:
-            vars(whole)["on_host"] = replace(self.on_host, whole=True)
+        vars(whole).update({"_host": replace(self.on_host, whole=True)} if self.on_host is not self else {})
         return whole
 
     def copied(self) -> "Draft":
         """Return a draft in memory of its own."""
-        tree = self.tree.copied()
-        return replace(
-            self, tree=tree, atoms=self.atoms.clone(), shortlist=self.shortlist.clone(), probs=self.probs.clone()
-        )
+        own = {name: getattr(self, name).clone() for name in ("atoms", "shortlist", "probs")}
+        return replace(self, tree=self.tree.copied(), **own)
 
     def of(self, rows: Sequence[int]) -> "Draft":
         """Return the draft of some rows alone."""

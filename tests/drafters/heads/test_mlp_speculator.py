@@ -48,7 +48,7 @@ def by_hand(network: MlpSpeculator, hidden: Tensor, path: list[int]) -> Tensor:
         state = names["proj.weight"] @ state + scale * names["emb.weight"][token]
         state = names["ln.norm.weight"] * state / torch.sqrt((state**2).mean() + 1e-6) + names["ln.shift"]
         state = 0.5 * state * (1 + torch.erf(state / sqrt(2)))
-        found.append(names["head.weight"] @ state)
+        found.append(names["lm_head.weight"] @ state)
     return torch.stack(found)
 
 
@@ -111,7 +111,7 @@ def test_a_folder_is_read_again_and_tied_stages_may_stand_once(tmp_path: Path) -
     (tmp_path / "tied" / "config.json").write_text(config)
     save_file(kept, tmp_path / "tied" / "model.safetensors")
     tied: Any = polydraft.load_head(str(tmp_path / "tied"))
-    assert torch.equal(tied.network.stage(2).head.weight, tied.network.stage(0).head.weight)
+    assert torch.equal(tied.network.stage(2).lm_head.weight, tied.network.stage(0).lm_head.weight)
     assert torch.equal(tied.network.stage(2).proj.weight, tied.network.stage(1).proj.weight)
     (tmp_path / "own" / "config.json").write_text(config.replace("true", "false"))
     del tensors["speculator.ln.2.bias"]

@@ -84,7 +84,7 @@ def by_hand(kind: str, network: Any, states: Tensor, path: list[int], embed: Ten
                 )
                 cell = f.sigmoid() * cell + i.sigmoid() * gelu(norm("cell_ln", g))
                 s = o.sigmoid() * gelu(norm("state_ln", cell))
-        return own[f"stages.{min(last, 2)}.head.weight"] @ s
+        return own[f"stages.{min(last, 2)}.lm_head.weight"] @ s
     if kind.startswith("redrafter"):
         s = torch.zeros_like(h)
         for token in path:
@@ -230,7 +230,7 @@ def test_tied_tables_may_stand_once_or_as_equal_copies(tmp_path: Path) -> None:
     written("lstm", tmp_path)
     changed(tmp_path, tied, tie_weights=True)
     read: Any = load_head(str(tmp_path))
-    assert read.network.stage(2).head.weight.equal(read.network.stage(0).head.weight)
+    assert read.network.stage(2).lm_head.weight.equal(read.network.stage(0).lm_head.weight)
     assert read.network.stage(2).proj["cell"].weight.equal(read.network.stage(1).proj["cell"].weight)
     changed(tmp_path, copies)
     load_head(str(tmp_path))

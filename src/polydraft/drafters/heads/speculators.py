@@ -49,7 +49,7 @@ class SpeculatorStage(nn.Module):
         self.emb = nn.Embedding(vocab, inner)
         self.proj = nn.Linear(width, inner, bias=False)
         self.ln = ShiftedNorm(inner)
-        self.head = nn.Linear(inner, vocab, bias=False)
+        self.lm_head = nn.Linear(inner, vocab, bias=False)
 
     def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
         """Return the states behind these tokens; `scale` is c."""
@@ -70,7 +70,7 @@ class GatedStage(nn.Module):
         self.emb = nn.ModuleDict({gate: nn.Embedding(vocab, inner) for gate in names})
         self.proj = nn.ModuleDict({gate: nn.Linear(width, inner, bias=False) for gate in GATES})
         self.cell_ln, self.state_ln = ShiftedNorm(inner), ShiftedNorm(inner)
-        self.head = nn.Linear(inner, vocab, bias=False)
+        self.lm_head = nn.Linear(inner, vocab, bias=False)
 
     def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
         """Return the states behind these tokens; `scale` is c."""
@@ -131,7 +131,7 @@ class MlpSpeculator(WalkedHead):
 
     def rows(self, states: States, depth: int, output: Output) -> Float[Tensor, "*b v"]:
         """Return the stage's own rows."""
-        return cast(nn.Linear, self.stage(depth).head)(states)
+        return cast(nn.Linear, self.stage(depth).lm_head)(states)
 
 
 class LstmSpeculator(MlpSpeculator):

@@ -144,6 +144,8 @@ def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tup
     draft, after = answer
     if sound:
         return draft, after
+    for piece in in_pieces(draft) if isinstance(draft, Draft | Pieces) else ():
+        piece.draft.forget_host()
     vocab = batch.reader.model.facts.vocab_size
     drawn, _ = _drawn(asked)
     return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs.riders, drawn), after

@@ -40,6 +40,8 @@ ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
 PLACES = 192
 """Places per text that Medusa's heads learn at a step."""
+MOST_DEPTHS, MOST_BLOCKS = 16, 64
+"""The most depths of a head that walks, and the most blocks of each, in its folder."""
 DRAFTS, RANK = 6, 64
 """How many tokens deep heads usually draft, and the usual rank of DSpark's term."""
 OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
@@ -305,6 +307,17 @@ def _mixing(
     return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
 
 
+def _bounded(size: HeadSize, drafts: int, layers: int) -> None:
+    """Check that a folder can say how deep a head drafts, and how many blocks it has.
+
+    Raises:
+        InvalidParameter: it cannot.
+    """
+    for name, value, most in (("drafts", size.drafts, drafts), ("layers", size.layers, layers)):
+        if value is not None and value > most:
+            raise InvalidParameter(f"A head of this kind has at most {most} {name}, not {value}.")
+
+
 def _speculator(
     kind: type[MlpSpeculator],
     target: PreTrainedModel,
@@ -313,6 +326,7 @@ def _speculator(
     size: HeadSize,
     start: nn.Module | None = None,
 ) -> NewHead:
+    _bounded(size, MOST_DEPTHS, 0)
     (vocab, width), given = ends.embedding.shape, start if isinstance(start, kind) else None
     inner, depths = (width, DRAFTS) if given is None else (given.inner, given.depths)
     like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
@@ -324,6 +338,7 @@ def _speculator(
 def _redrafter(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
+    _bounded(size, MOST_DEPTHS, MOST_BLOCKS)
     (vocab, width), given = ends.embedding.shape, start if isinstance(start, RecurrentHead) else None
     layers, inner = (2, None) if given is None else (len(given.blocks), given.inner)
     depths = size.drafts or (DRAFTS if given is None else given.depths)
@@ -345,7 +360,11 @@ def _hydra(
     size: HeadSize,
     start: nn.Module | None = None,
 ) -> NewHead:
+    _bounded(size, MOST_DEPTHS, MOST_BLOCKS)
     width, given = ends.embedding.shape[1], start if isinstance(start, Hydra) else None
+    if given is not None and (given.prefix is not None) != prefixed:
+        has = "has the layer of Hydra++" if given.prefix is not None else "has no layer before its heads"
+        raise InvalidParameter(f"The head to begin with {has}; train head hydra{'' if prefixed else '++'}.")
     depths, layers = size.drafts or DRAFTS, size.layers or (4 if prefixed else 1)
     if given is not None:
         depths, layers = size.drafts or given.depths, size.layers or given.layers

@@ -67,7 +67,12 @@ def holds_mlp(shapes: Shapes) -> bool:
 def _mlp_names(depth: int, *, arctic: bool = False) -> dict[str, str]:
     at = f"{depth}.0" if arctic else str(depth)
     norm = {"ln.norm.weight": f"ln.{at}.weight", "ln.shift": f"ln.{at}.bias"}
-    return {"emb.weight": f"emb.{at}.weight", "proj.weight": f"proj.{at}.weight", **norm, "head.weight": _head(depth)}
+    return {
+        "emb.weight": f"emb.{at}.weight",
+        "proj.weight": f"proj.{at}.weight",
+        **norm,
+        "lm_head.weight": _head(depth),
+    }
 
 
 def _lstm_names(depth: int, *, shared: bool) -> dict[str, str]:
@@ -75,7 +80,7 @@ def _lstm_names(depth: int, *, shared: bool) -> dict[str, str]:
     names |= {f"proj.{gate}.weight": f"{gate}_proj.{depth}.weight" for gate in GATES}
     for norm in ("cell_ln", "state_ln"):
         names |= {f"{norm}.norm.weight": f"{norm}.{depth}.weight", f"{norm}.shift": f"{norm}.{depth}.bias"}
-    return names | {"head.weight": _head(depth)}
+    return names | {"lm_head.weight": _head(depth)}
 
 
 def _head(depth: int) -> str:
@@ -105,8 +110,9 @@ def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDraft
     depths = fields.count("n_predict", 1, most=MOST_STAGES, each=0 if tied else 2 * vocab * inner)
     sizes = {"width": width, "inner": inner, "vocab": vocab, "depths": depths, "scaled": scaled}
     network = LstmSpeculator(**sizes, shared=shared) if method == LSTM else MlpSpeculator(**sizes)
-    if shared:
-        _drop_copies(tensors, [f"{gate}_emb.0.weight" for gate in GATES], "tie_lstm_embs")
+    for depth in range(depths) if shared else ():
+        if tensors.has(f"forget_emb.{depth}.weight"):
+            _drop_copies(tensors, [f"{gate}_emb.{depth}.weight" for gate in GATES], "tie_lstm_embs")
     known = dict[str, Tensor]()
     for depth in range(depths):
         for own, name in names(depth).items() if tied else ():
@@ -218,8 +224,8 @@ def read_redrafter(folder: PlainFolder, target_layers: int | None = None) -> Hea
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("drafter.",))
     recurrent, layers = _flag(fields, "rnn", True), fields.count("num_draft_layers", 2, least=0, each=1)
     rows, inner = tensors.matrix(f"lm_head.{layers}.weight")
-    width = fields.count("hidden_size", inner // 2, each=1)
-    asked = fields.count("exit_dim", 2 * width, each=1)
+    width = fields.count("hidden_size", inner // 2, each=inner)
+    asked = fields.count("exit_dim", 2 * width, each=inner)
     projected = tensors.has("input_proj.weight")
     if projected != (asked != 2 * width):
         has = "an input_proj" if projected else "no input_proj"
@@ -331,6 +337,8 @@ def _prefix_anatomy(fields: Fields, tensors: Tensors, width: int) -> Anatomy:
     (queries, _), (keys, _), (inner, _) = (
         tensors.matrix(f"{name}{part}.weight") for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj")
     )
+    if not min(queries, keys, inner):
+        raise tensors.damaged("a table of it is empty")
     told = fields.get("num_attention_heads")
     if told is None and queries % CHANNELS:
         raise fields.wrong("num_attention_heads", None, f"it must be told where heads are not {CHANNELS} channels wide")
