@@ -406,7 +406,7 @@ def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkp
 
 @pytest.mark.wrong_types
 def test_what_cannot_be_made_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameter, match="kind medusa, mlp, arctic-lstm, .*, dspark, mixing, not 'lattice'"):
+    with pytest.raises(InvalidParameter, match=r"kind medusa, mlp, arctic-lstm, .*, dspark, mixing, not 'lattice'"):
         HeadPlan("lattice")
     with pytest.raises(InvalidParameter, match="official or vllm, not 'speculators'"):
         HeadPlan("medusa", form="speculators")
