@@ -68,9 +68,9 @@ class Waits(TorchFunctionMode):
             kwargs["device"] = torch.device("cpu")
         found = func(*args, **kwargs)
         if to_host or name in ("numpy", "tolist", "item"):
-            return self._plain(found)
+            return self._plain(found.clone() if to_host and there else found)  # a device's memory is apart
         if (made or upload) and isinstance(found, Tensor):
-            return on_device(found)
+            return on_device(found.clone() if upload else found)
         return found
 
     @classmethod

@@ -9,7 +9,10 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def typechecked(made: Any) -> Any:
-    """Check the calls of a function; one of its own class, or of protocols that are not looked at, stays as it is."""
+    """Return a function whose calls are checked.
+
+    One that returns `Self`, or takes a protocol that `isinstance` refuses, cannot be checked and stays as it is.
+    """
     try:
         return checked(made)
     except (BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception):

@@ -144,6 +144,31 @@ def test_a_dynamic_tree_grows_on_the_host_and_waits_for_the_rows_of_each_depth(
     assert found == expected and len(found) > 3
 
 
+class Editing(ModelDrafter):
+    """Drafts another second token than was drawn, and names it as its list does."""
+
+    sound = False
+
+    def draft(self, state: Any, request: Any) -> Any:
+        draft, after = super().draft(state, request)
+        if draft.tree.tokens.shape[1] > 2:
+            others = draft.shortlist[:, 0]
+            draft.tree.tokens[:, 2] = others[:, -1]
+            draft.atoms[:, 2] = others.shape[-1] - 1
+        return draft, after
+
+
+def test_what_a_drafter_changes_on_a_device_is_what_is_verified() -> None:
+    target = tiny_model(seed=1)
+    draft = perturbed(target, 0.3)
+    plain = [gained(one) for one in blocks(HuggingFaceModel(target), NoDraft(), 0.0, text(1, False), 1)]
+    model, drafter = HuggingFaceModel(moved(target)), Editing(HuggingFaceModel(draft))
+    moved(draft)
+    with counted(strict=False):
+        found = [gained(one) for one in blocks(model, drafter, 0.0, text(1, True), 1)]
+    assert [token for one in found for token in one[0]] == [token for one in plain for token in one[0]]
+
+
 class Odd(HuggingFaceModel):
     """Has no law after some token."""
 

@@ -90,11 +90,12 @@ class Measured:
         return Acceptance(self.rates) if self.rates else None
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[object, Measured | None]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Measured | None]] = WeakKeyDictionary()
 _BY_KEY: dict[str, Measured | None] = {}
 """The same by what the times depend on, for models that are loaded anew."""
 _LOCK, _BUSY = RLock(), local()
 SETTINGS = (int, float, str, SamplingParams, type(None))
+"""The kinds of a drafter's fields that say how it drafts; its networks are told by their weights."""
 
 
 def measured(
@@ -117,7 +118,10 @@ def measured(
             if key not in _BY_KEY:
                 _BY_KEY[key] = _read(key) or _measured(target, Method(drafter, verifier, usual), near)
                 _keep(key, _BY_KEY[key])
-            known[here] = _BY_KEY[key]
+            gone = [one for one in known if any(isinstance(part, ref) and part() is None for part in one)]
+            known |= {here: _BY_KEY[key]}
+            for one in gone:  # of models that were loaded for a call
+                del known[one]
         return known[here]
 
 
@@ -142,11 +146,12 @@ def _key(target: HuggingFaceModel, networks: Sequence[nn.Module | None], asked: 
 
 
 def _measured(target: HuggingFaceModel, method: Method, temperature: float) -> Measured | None:
-    most = method.policy.most_drafts
+    """Measure all there is to measure; None where passes are too slow, or nothing can be drafted."""
     _BUSY.measuring = True
-    known = max(1, min(KNOWN, target.context - most - 2))
-    tokens = (torch.arange(known, device=target.device) % target.vocab_size).unsqueeze(0)
     try:
+        most = method.policy.most_drafts
+        known = max(1, min(KNOWN, target.context - most - 2))
+        tokens = (torch.arange(known, device=target.device) % target.vocab_size).unsqueeze(0)
         if time_target(target, tokens, 1, rounds=1, on_progress=_silent)(1) > SLOW:
             return None
         rounds = FEW if target.device.type == "cpu" else ROUNDS  # recorded passes begin after some
