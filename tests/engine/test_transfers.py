@@ -18,7 +18,7 @@ from polydraft.models import HuggingFaceModel, LanguageModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import TopK
-from polydraft.trees import AdaptiveThreshold, BestFirst, Confident, Eagle2, GrowingPolicy, TreePolicy
+from polydraft.trees import AdaptiveThreshold, BestFirst, Chain, Confident, Eagle2, GrowingPolicy, TreePolicy
 from polydraft.verifiers import (
     BlockVerification,
     BottomUp,
@@ -145,27 +145,28 @@ def test_a_dynamic_tree_grows_on_the_host_and_waits_for_the_rows_of_each_depth(
 
 
 class Editing(ModelDrafter):
-    """Drafts another second token than was drawn, and names it as its list does."""
+    """Writes another second token into its draft, and into the list of one that it is taken from."""
 
     sound = False
 
     def draft(self, state: Any, request: Any) -> Any:
         draft, after = super().draft(state, request)
         if draft.tree.tokens.shape[1] > 2:
-            others = draft.shortlist[:, 0]
-            draft.tree.tokens[:, 2] = others[:, -1]
-            draft.atoms[:, 2] = others.shape[-1] - 1
+            other = (draft.tree.tokens[:, 2] + 1) % 24
+            draft.tree.tokens[:, 2] = draft.shortlist[:, 1, 0] = other
         return draft, after
 
 
 def test_what_a_drafter_changes_on_a_device_is_what_is_verified() -> None:
     target = tiny_model(seed=1)
-    draft = perturbed(target, 0.3)
+    draft, ask = perturbed(target, 0.05), {"policy": Chain(3), "verifier": TopDown(NaiveMatch(TopK()))}
     plain = [gained(one) for one in blocks(HuggingFaceModel(target), NoDraft(), 0.0, text(1, False), 1)]
     model, drafter = HuggingFaceModel(moved(target)), Editing(HuggingFaceModel(draft))
     moved(draft)
     with counted(strict=False):
-        found = [gained(one) for one in blocks(model, drafter, 0.0, text(1, True), 1)]
+        steps = [*blocks(model, drafter, 0.0, text(1, True), 1, **ask)]
+    found = [gained(one) for one in steps]
+    assert not [fault for one in steps for fault in one.faults]
     assert [token for one in found for token in one[0]] == [token for one in plain for token in one[0]]
 
 

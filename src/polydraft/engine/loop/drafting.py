@@ -236,7 +236,7 @@ def place_of_verifying(probs: Float[Tensor, "b n V"]) -> torch.device:
     """Return where drafts are verified: on the host, unless there are so many rows that moving them takes longer.
 
     Verifying is some hundreds of small operations, which a GPU takes longer to launch than its pass. Where nothing was
-    drafted a token is drawn, which is a few. The size of a tree may follow from drawn tokens, and so may the place. That
+    drafted a token is drawn, which is a few. The size of a tree, and so the place, may follow from drawn tokens. That
     changes no law: the same rule takes the same random numbers in both.
     """
     return torch.device("cpu") if probs.shape[1] > 1 and probs.numel() <= MOST_MOVED else probs.device
