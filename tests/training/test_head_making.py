@@ -408,6 +408,13 @@ def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkp
 def test_what_cannot_be_made_is_refused_by_name() -> None:
     with pytest.raises(InvalidParameter, match=r"kind medusa, mlp, arctic-lstm, .*, dspark, mixing, not 'lattice'"):
         HeadPlan("lattice")
+    for kind, size, said in (
+        ("hydra++", HeadSize(drafts=17), "hydra.. has at most 16 drafts, but 17 are asked for"),
+        ("redrafter", HeadSize(layers=65), "redrafter has at most 64 layers, but 65 are asked for"),
+        ("mlp", HeadSize(layers=5), "mlp has no layers, but 5 are asked for"),
+    ):
+        with pytest.raises(InvalidParameter, match=said):
+            HeadPlan(kind, size)
     with pytest.raises(InvalidParameter, match="official or vllm, not 'speculators'"):
         HeadPlan("medusa", form="speculators")
     with pytest.raises(InvalidParameter, match="at least 1 token of its target's, not 0"):

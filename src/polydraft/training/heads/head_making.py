@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -125,6 +125,13 @@ class HeadPlan:
         maker = MAKERS[self.kind]
         if self.form not in maker.forms:
             raise InvalidParameter(f"The form of {self.kind} heads is {' or '.join(maker.forms)}, not {self.form!r}.")
+        for name, asked, most in (
+            ("drafts", self.size.drafts, maker.most_drafts),
+            ("layers", self.size.layers, maker.most_layers),
+        ):
+            if None not in (asked, most) and cast(int, asked) > cast(int, most):
+                found = f"at most {most}" if most else "no"
+                raise InvalidParameter(f"A head of the kind {self.kind} has {found} {name}, but {asked} are asked for.")
         if self.size.loss not in maker.losses:
             raise InvalidParameter(
                 f"A head of the kind {self.kind} learns by the loss {' or '.join(maker.losses)}, not {self.size.loss}."

@@ -128,6 +128,8 @@ class HeadMaker:
         losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
         own_rows: whether it has output rows of its own, as its authors' heads have.
         termed: whether its rows have one of DSpark's terms.
+        most_drafts: how deep its folder can say that it drafts; None where there is no bound.
+        most_layers: likewise of layers or blocks; 0 where it has none.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -136,6 +138,8 @@ class HeadMaker:
     losses: tuple[str, ...] = LOSSES
     own_rows: bool = False
     termed: bool = False
+    most_drafts: int | None = None
+    most_layers: int | None = None
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -307,17 +311,6 @@ def _mixing(
     return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
 
 
-def _bounded(size: HeadSize, drafts: int, layers: int) -> None:
-    """Check that a folder can say how deep a head drafts, and how many blocks it has.
-
-    Raises:
-        InvalidParameter: it cannot.
-    """
-    for name, value, most in (("drafts", size.drafts, drafts), ("layers", size.layers, layers)):
-        if value is not None and value > most:
-            raise InvalidParameter(f"A head of this kind has at most {most} {name}, not {value}.")
-
-
 def _speculator(
     kind: type[MlpSpeculator],
     target: PreTrainedModel,
@@ -326,7 +319,6 @@ def _speculator(
     size: HeadSize,
     start: nn.Module | None = None,
 ) -> NewHead:
-    _bounded(size, MOST_DEPTHS, 0)
     (vocab, width), given = ends.embedding.shape, start if isinstance(start, kind) else None
     inner, depths = (width, DRAFTS) if given is None else (given.inner, given.depths)
     like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
@@ -338,7 +330,6 @@ def _speculator(
 def _redrafter(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
-    _bounded(size, MOST_DEPTHS, MOST_BLOCKS)
     (vocab, width), given = ends.embedding.shape, start if isinstance(start, RecurrentHead) else None
     layers, inner = (2, None) if given is None else (len(given.blocks), given.inner)
     depths = size.drafts or (DRAFTS if given is None else given.depths)
@@ -360,7 +351,6 @@ def _hydra(
     size: HeadSize,
     start: nn.Module | None = None,
 ) -> NewHead:
-    _bounded(size, MOST_DEPTHS, MOST_BLOCKS)
     width, given = ends.embedding.shape[1], start if isinstance(start, Hydra) else None
     if given is not None and (given.prefix is not None) != prefixed:
         has = "has the layer of Hydra++" if given.prefix is not None else "has no layer before its heads"
@@ -374,13 +364,21 @@ def _hydra(
     return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds()), write_hydra)
 
 
+_walk = partial(
+    HeadMaker,
+    other_forms=(),
+    fewer=(),
+    losses=(*MEDUSA_LOSSES,),
+    most_drafts=MOST_DEPTHS,
+    most_layers=MOST_BLOCKS,
+)
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
-    "mlp": HeadMaker(partial(_speculator, MlpSpeculator), (), (), losses=(*MEDUSA_LOSSES,)),
-    "arctic-lstm": HeadMaker(partial(_speculator, LstmSpeculator), (), (), losses=(*MEDUSA_LOSSES,)),
-    "redrafter": HeadMaker(_redrafter, (), (), losses=(*MEDUSA_LOSSES,)),
-    "hydra": HeadMaker(partial(_hydra, False), (), (), losses=(*MEDUSA_LOSSES,)),
-    "hydra++": HeadMaker(partial(_hydra, True), (), (), losses=(*MEDUSA_LOSSES,)),
+    "mlp": _walk(partial(_speculator, MlpSpeculator), most_layers=0),
+    "arctic-lstm": _walk(partial(_speculator, LstmSpeculator), most_layers=0),
+    "redrafter": _walk(_redrafter),
+    "hydra": _walk(partial(_hydra, False)),
+    "hydra++": _walk(partial(_hydra, True)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
