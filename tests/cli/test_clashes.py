@@ -89,7 +89,7 @@ CLASHES: dict[str, tuple[tuple[str, ...], str]] = {
         "--out and --work are the same folder",
     ),
     "a head without prompts": (("train", "head", "eagle"), "--prompts is missing"),
-    "a head of no kind": (("train", "head", "hydra", "--prompts", "rows.jsonl"), "not 'hydra'"),
+    "a head of no kind": (("train", "head", "lattice", "--prompts", "rows.jsonl"), "not 'lattice'"),
     "a form that a head has not": (("train", "head", "medusa", "--form", "speculators"), "official or vllm"),
     "one folder twice": (("train", "pair", "--out", "a", "--work", "./a"), "--out and --work are the same folder"),
 }
