@@ -363,9 +363,9 @@ class Draft:
         return self._moved(self.tree.on_host)
 
     def forget_host(self) -> None:
-        """Forget what was known on the host, after somebody may have written to the draft."""
-        for one in (self, self.tree, self.tree.topology):
-            vars(one).pop("_host", None)
+        """Forget what was known on the host, after somebody may have written to the draft, whatever its parts are."""
+        for one in (self, self.tree, getattr(self.tree, "topology", None)):
+            getattr(one, "__dict__", {}).pop("_host", None)
 
     def on(self, device: torch.device) -> "Draft":
         """Return the same on a device, but for what is scored beside the tree."""
