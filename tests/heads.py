@@ -11,7 +11,6 @@ from polydraft.drafters import Drafter
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
-from polydraft.drafters.heads.hydra import Hydra
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import (
     Domino,
@@ -22,9 +21,10 @@ from polydraft.drafters.heads.paths import (
     RecurrentMarkov,
     Selector,
 )
-from polydraft.drafters.heads.redrafter import RecurrentHead
-from polydraft.drafters.heads.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
+from polydraft.drafters.heads.walks.hydra import Hydra
+from polydraft.drafters.heads.walks.redrafter import RecurrentHead
+from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.model import draft_rows
 from polydraft.models import Forward
 from polydraft.reading import Text

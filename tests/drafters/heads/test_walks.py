@@ -16,7 +16,7 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 import polydraft
 from polydraft.drafters import load_head, write_hydra, write_mlp, write_redrafter
-from polydraft.drafters.heads.hydra import Hydra
+from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.errors import CheckpointError
 from polydraft.models import HuggingFaceModel
 from polydraft.reading import Reader, Text

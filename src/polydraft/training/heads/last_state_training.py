@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
-from polydraft.drafters.heads.walked_head import WalkedHead
+from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import (
     HeadBatch,

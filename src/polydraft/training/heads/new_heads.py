@@ -23,12 +23,12 @@ from polydraft.drafters import (
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
-from polydraft.drafters.heads.hydra import Hydra
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
-from polydraft.drafters.heads.redrafter import RecurrentHead
-from polydraft.drafters.heads.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
+from polydraft.drafters.heads.walks.hydra import Hydra
+from polydraft.drafters.heads.walks.redrafter import RecurrentHead
+from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining

@@ -27,10 +27,10 @@ from polydraft.drafters.heads.formats.folder_fields import (
     output_rows_of,
     sizes_of,
 )
-from polydraft.drafters.heads.hydra import Hydra, HydraHead
-from polydraft.drafters.heads.redrafter import RecurrentHead
-from polydraft.drafters.heads.speculators import GATES, LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.sublayers import Anatomy
+from polydraft.drafters.heads.walks.hydra import Hydra, HydraHead
+from polydraft.drafters.heads.walks.redrafter import RecurrentHead
+from polydraft.drafters.heads.walks.speculators import GATES, LstmSpeculator, MlpSpeculator
 from polydraft.errors import CheckpointError, shown
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 

@@ -20,7 +20,7 @@ from torch import Tensor, arange, nn
 
 from polydraft.drafters.heads.last_state_heads import LastStates, ResidualBlock
 from polydraft.drafters.heads.sublayers import Anatomy, HeadCache, Layer, Norm
-from polydraft.drafters.heads.walked_head import WalkedHead
+from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.reading import Features, Text
 from polydraft.rows import parts
 

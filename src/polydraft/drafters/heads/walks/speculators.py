@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.sublayers import Norm
-from polydraft.drafters.heads.walked_head import Output, States, WalkedHead
+from polydraft.drafters.heads.walks.walked_head import Output, States, WalkedHead
 from polydraft.errors import InvalidParameter
 
 GATES = ("forget", "input", "output", "cell")

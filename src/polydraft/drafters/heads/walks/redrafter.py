@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from polydraft.drafters.heads.last_state_heads import ResidualBlock
-from polydraft.drafters.heads.walked_head import WalkedHead
+from polydraft.drafters.heads.walks.walked_head import WalkedHead
 
 DEPTHS = 5
 """How deep its trainer teaches, whatever the folder says."""
