@@ -411,3 +411,9 @@ def test_there_is_room_for_new_members(room: str) -> None:
     assert any(module.path.startswith(f"{room}/") for module in HOUSE)
     new = [Module(f"{room}/a_new_one_{number}.py", GOOD) for number in range(4)]
     assert not list(crowding([*HOUSE, *new]))
+
+
+def test_the_floors_in_the_docs_are_those_that_are_kept() -> None:
+    rows = re.findall(r"^\| (\d+) \| `([a-z_]+)(?:/|\.py)` \|", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    told = {"polydraft" if room == "__init__" else room: int(level) for level, room in rows}
+    assert told == {room: level for room, level in LEVELS.items() if room != LAB}

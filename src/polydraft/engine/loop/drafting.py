@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -289,36 +289,51 @@ def joint(verdicts: Sequence[tuple[tuple[int, ...], Verdict]]) -> Verdict:
     return Verdict(path, length, following)
 
 
+class RowVerdict(NamedTuple):
+    """What became of a row's tree, as numbers of the host.
+
+    Args:
+        usable: whether the target's logits behind the text are.
+        kept: how many drafts were kept.
+        drafted: how many there were.
+        deeper: whether the last one kept had children.
+        tokens: those of the path, then the next token, then padding.
+    """
+
+    usable: bool
+    kept: int
+    drafted: int
+    deeper: bool
+    tokens: list[int]
+
+
 def told_of(
     tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None, going: Collection[int]
-) -> tuple[Verdict, list[list[int]]]:
+) -> tuple[Verdict, list[RowVerdict]]:
     """Read the verdict back, all of it at once, and end it where the target's logits are not usable.
 
     Rows that have ended may have unusable ones.
-
-    Returns:
-        the verdict; and per row: whether the root's logits are usable, drafts kept, drafts, whether the last one kept
-        had any, tokens.
     """
     tree, usable = tree.on(verdict.path.device), None if usable is None else sent(usable, verdict.path.device)
     told = _read(tree, verdict, usable)
-    if usable is not None and not all(told[row][0] for row in going):
+    if usable is not None and not all(told[row].usable for row in going):
         verdict = _before_unusable(tree, verdict, usable)
         told = _read(tree, verdict, usable[:, :1])
-    vars(verdict)["kept"] = tuple(kept for _, kept, *_ in told)  # else it would be read once more
+    vars(verdict)["kept"] = tuple(one.kept for one in told)  # else it would be read once more
     return verdict, told
 
 
-def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[list[int]]:
+def _read(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"] | None) -> list[RowVerdict]:
     if usable is None and tree.tokens.shape[-1] == 1:
-        return [[1, 0, 0, 0, token] for token in verdict.next_token.tolist()]
+        return [RowVerdict(True, 0, 0, False, [token]) for token in verdict.next_token.tolist()]
     kept, drafted = verdict.length.unsqueeze(-1), tree.valid.sum(dim=-1, keepdim=True) - 1
     deeper = torch.zeros_like(kept)
     if tree.tokens.shape[-1] > 1:
         last = torch.nn.functional.pad(verdict.path, (1, 0), value=0).gather(-1, kept)
         deeper = ((tree.parents == last) & tree.valid).any(dim=-1, keepdim=True).long()
     fine = torch.ones_like(drafted) if usable is None else usable.all(dim=-1, keepdim=True).long()
-    return torch.cat([fine, kept, drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+    rows = torch.cat([fine, kept, drafted, deeper, verdict.tokens(tree)], dim=-1).tolist()
+    return [RowVerdict(bool(fine), kept, drafted, bool(more), tokens) for fine, kept, drafted, more, *tokens in rows]
 
 
 def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b n"]) -> Verdict:

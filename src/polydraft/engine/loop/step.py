@@ -14,6 +14,7 @@ from polydraft.engine.emission import UNTIMED, Block, Clock, Emission
 from polydraft.engine.loop.batch import Batch, Fault, Method, Part, faults_of, in_sight
 from polydraft.engine.loop.drafting import (
     Drafted,
+    RowVerdict,
     beside,
     drafted,
     joint,
@@ -81,7 +82,7 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
     with clock.charge("target"):
         scored, reader = batch.reader.score(text, tree, beside(pieces, tree, vocab))
     target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock)
-    lost = [row for row in sorted(batch.going) if not told[row][0]] if batch.reader.model.facts.branches else []
+    lost = [row for row in sorted(batch.going) if not told[row].usable] if batch.reader.model.facts.branches else []
     if lost and tree.tokens.shape[1] > 1:  # drafts whose keys are no numbers spoil what does not even see them
         scored = _with_plain_roots(batch, scored, lost)
         target, again, _ = _verified(batch, drafts, tree, scored, fresh, clock)
@@ -195,7 +196,7 @@ def _verified(
     scored: Scored,
     noise: Noise,
     clock: Clock,
-) -> tuple[TargetRows, Verdict, list[list[int]]]:
+) -> tuple[TargetRows, Verdict, list[RowVerdict]]:
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(batch.laws, scored.logits, tree, batch.text, batch.going)
     with clock.charge("verify"):
@@ -218,14 +219,14 @@ def _with_plain_roots(batch: Batch, scored: Scored, lost: Sequence[int]) -> Scor
 
 
 def _emissions(
-    told: Sequence[Sequence[int]],
+    told: Sequence[RowVerdict],
     drafts: Sequence[tuple[Method, Piece]],
     batch: Batch,
     scores: Float[Tensor, "b n V"],
 ) -> dict[int, Emission]:
     """Cut each unfinished row's gain at its end, given what was told of the verdict; say who drafted, by which rule."""
     for row in batch.going:
-        if not told[row][0]:
+        if not told[row].usable:
             to_probs(scores[row, 0], batch.laws[row].params)  # which raises, and says why
     who = {
         row: (piece.draft.source or drafts_name(method.drafter), method.verifier)
@@ -234,9 +235,9 @@ def _emissions(
     }
     gains: dict[int, Emission] = {}
     for row in sorted(batch.going):
-        _, kept, drafted, more, *tokens = told[row]
+        _, kept, drafted, deeper, tokens = told[row]
         past = batch.text.tokens[row, : batch.text.counts[row]]
-        gained = batch.endings[row].cut(past, tokens[: kept + 1], kept, drafted, bool(more))
+        gained = batch.endings[row].cut(past, tokens[: kept + 1], kept, drafted, deeper)
         source, rule = who[row]
         source = source if gained.drafted else ""
         gains[row] = replace(gained, source=source, verifier=rule.name, lossless=rule.lossless)
