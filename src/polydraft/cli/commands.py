@@ -16,6 +16,7 @@ from polydraft.cli.option_words import KINDS
 from polydraft.cli.process import carried_out_by, exit_code_of
 from polydraft.errors import InvalidParameter
 from polydraft.options.commands.bench_options import (
+    BenchHeadsOptions,
     BenchOptions,
     ConformanceOptions,
     DemoOptions,
@@ -143,6 +144,14 @@ bench_app.callback(
     "below.",
 )(command(BenchOptions, bench, KINDS, [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)]))
 add_from_lab(bench_app, "bench passes", "bench rules", "bench planner", "bench lattice", panel="Subjects")
+add(
+    bench_app,
+    "heads",
+    BenchHeadsOptions,
+    "polydraft.cli.benchmark.heads:run_heads",
+    "Train heads of every kind for a target by one recipe, and measure them side by side.",
+    panel="Subjects",
+)
 add(
     app,
     "serve",

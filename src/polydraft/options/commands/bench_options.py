@@ -18,6 +18,7 @@ from polydraft.options.commands.option_groups import (
     PROMPT_FILES,
     RESULTS_ALONE,
     SEED,
+    TARGET,
     ModelOptions,
 )
 from polydraft.options.option import count, option
@@ -134,6 +135,44 @@ class BenchOptions(ModelOptions):
     out: Path | None = option(
         None,
         "File for one JSON line per run; an interrupted benchmark goes on from it.",
+        OUTPUT,
+        metavar="FILE",
+        check=to_write,
+    )
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchHeadsOptions:
+    """One call of `polydraft bench heads`; what is empty or None is as `SpeedSettings` has it, and no kinds are all."""
+
+    target: str | None = TARGET.usually(None)
+    kinds: tuple[str, ...] = option(
+        (),
+        "Kind of head; may be repeated. Default: all that `polydraft train head` knows.",
+        flag="--head",
+        metavar="KIND",
+    )
+    prompts: tuple[str, ...] = PROMPT_FILES.usually(())
+    limit: int = LIMIT.but(help="Prompts of each task that are measured; heads learn behind the others.").usually(8)
+    learn: tuple[str, ...] = PROMPT_FILES.but(
+        help="Prompts behind which heads learn instead, which must not be among the measured ones.", flag="--learn"
+    ).usually(())
+    chat_template: bool | None = CHAT_TEMPLATE.usually(None)
+    tokens: int = count(120_000, "Tokens of text that the target writes.", MEASURING)
+    steps: int = count(200, "Optimiser steps of 8 texts, for every head.", MEASURING)
+    rows: int | None = count(None, "Draft only so many tokens, where a head's folder can say so.", MEASURING)
+    temperatures: tuple[float, ...] = option(
+        (), "0 is greedy; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
+    )
+    max_new_tokens: int | None = count(None, "Tokens per prompt, for all arms. Default: 64.", MEASURING)
+    work: Path = FOLDER.but(help="The target's text, checkpoints and heads; an interrupted run goes on.").usually(
+        Path("head-work")
+    )
+    out: Path = option(
+        Path("heads.jsonl"),
+        "File for one JSON line per run; table.md beside it shows all such files of its folder.",
         OUTPUT,
         metavar="FILE",
         check=to_write,

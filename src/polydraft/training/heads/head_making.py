@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -164,12 +165,14 @@ class MadeHead:
         drafting: what it drafts like on held-out text.
         parameters: how many numbers it has.
         tokens: how many tokens of the target's text it learnt from.
+        seconds: how long it learnt, since the run was begun or gone on with.
     """
 
     folder: Path
     drafting: Drafting
     parameters: int
     tokens: int
+    seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values by name, for JSON."""
@@ -219,9 +222,9 @@ def make_head(
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
     learnt = Shards(text.learnt)
     with noting() as interrupted:
-        run = work / run_name(plan)
+        run, began = work / run_name(plan), perf_counter()
         found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
-    return _written(head, model, out, plan, found, len(learnt))
+    return _written(head, model, out, plan, (found, perf_counter() - began), len(learnt))
 
 
 def run_name(plan: HeadPlan) -> str:
@@ -262,12 +265,12 @@ def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[Layer, ...], pl
 
 
 def _written(
-    head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: Drafting, texts: int
+    head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: tuple[Drafting, float], texts: int
 ) -> MadeHead:
     for network in owned_networks(head.drafter):
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in owned_networks(head.drafter) for one in network.parameters())
-    made = MadeHead(out, found, parameters, texts * plan.writing.length)
+    made = MadeHead(out, found[0], parameters, texts * plan.writing.length, found[1])
     head.write(out, model, plan.form, card_of(made, plan, model))
     return made
 

@@ -130,6 +130,7 @@ class HeadMaker:
         termed: whether its rows have one of DSpark's terms.
         most_drafts: how deep its folder can say that it drafts; None where there is no bound.
         most_layers: likewise of layers or blocks; 0 where it has none.
+        path: whether a row knows the tokens drafted above it; else it is the same for all nodes of a depth.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -140,6 +141,7 @@ class HeadMaker:
     termed: bool = False
     most_drafts: int | None = None
     most_layers: int | None = None
+    path: bool = True
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -373,7 +375,7 @@ _walk = partial(
     most_layers=MOST_BLOCKS,
 )
 MAKERS: Mapping[str, HeadMaker] = {
-    "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,)),
+    "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
     "mlp": _walk(partial(_speculator, MlpSpeculator), most_layers=0),
     "arctic-lstm": _walk(partial(_speculator, LstmSpeculator), most_layers=0),
     "redrafter": _walk(_redrafter),

@@ -1,0 +1,114 @@
+"""`polydraft bench heads`: train heads of every kind by one recipe, and measure them side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from polydraft.bench import USUAL, Prompt
+from polydraft.bench.head_table import HEADS, head_page, head_table
+from polydraft.bench.prompts.prompt import encode
+from polydraft.bench.speed import SpeedResults, SpeedSettings, prompts_that_fit, speed_conditions, summarise_speed
+from polydraft.bench.speed.summary import overall
+from polydraft.bench.table import grouped
+from polydraft.cli.benchmark.arm_spelling import build_arms, spell_arm
+from polydraft.cli.benchmark.bench import kept, measure_all, print_json, print_table, settings_of
+from polydraft.cli.clashes import read_asked
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.printing import notes_beside
+from polydraft.cli.process import INTERRUPTED, noted_interruption, stopped
+from polydraft.errors import InvalidParameter, hint
+from polydraft.extras import TRAIN
+from polydraft.models import Pair, load, load_pair
+from polydraft.options.commands.bench_options import BenchHeadsOptions
+from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_head
+
+EVERY = 1_000_000
+"""As many prompts as there are."""
+UNTRAINED = "untrained"
+"""The last row's name: a head of the first kind with the weights that it began with."""
+MADE = "made.json"
+"""What was learnt, in each head's folder."""
+
+
+def run_heads(request: BenchHeadsOptions) -> int:
+    """Train, measure and print; return the exit code: 0, or 130 after Ctrl-C, after which the same call goes on.
+
+    Raises:
+        InvalidParameter: an unknown kind, or no prompts are left to learn behind.
+        MissingExtra: accelerate cannot be used.
+    """
+    TRAIN.check()
+    kinds = request.kinds or tuple(MAKERS)
+    for kind in kinds:
+        if kind not in MAKERS:
+            raise InvalidParameter(f"A head is of the kind {', '.join(MAKERS)}, not {kind!r}{hint(kind, MAKERS)}.")
+    settings, notes = settings_of(SpeedSettings, request), notes_beside(request)
+    asked, learn = _divided(request)
+    with notes.status("Loading the target ..."):
+        pair = load_pair() if request.target is None else load(request.target)
+    try:
+        made = {name: _made(request, pair, name, kinds[0], learn, notes) for name in (*kinds, UNTRAINED)}
+    except KeyboardInterrupt:
+        return stopped(f"the same command goes on from where it was, in {request.work}")
+    arms = ["plain", *(["name=draft-model drafter=model"] if pair.draft is not None else [])]
+    arms += [f"name={name} drafter=model draft={one['folder']}" for name, one in made.items()]
+    built = build_arms(pair, [spell_arm(arm) for arm in arms], settings)
+    fit, names = prompts_that_fit(pair, asked, settings), (request.target or "embedded pair", None)
+    conditions = {**speed_conditions(pair, built, settings, names, request.chat_template), HEADS: made}
+    results = SpeedResults(conditions, request.out)
+    interrupted = measure_all(pair, built, fit, settings, results, notes)
+    if interrupted:
+        stopped(kept("rounds", len(results.records), request.out))
+    _shown(request, results, interrupted=interrupted)
+    return INTERRUPTED if interrupted else 0
+
+
+def _divided(request: BenchHeadsOptions) -> tuple[list[Prompt], list[Prompt]]:
+    """Return the prompts to measure, the first of each task, and those to learn behind: the others, or named ones."""
+    every = read_asked(request.prompts or USUAL, EVERY, request.chat_template)
+    tasks = [*grouped(every, lambda one: one.task).values()]
+    rest = [one for task in tasks for one in task[request.limit :]]
+    learn = read_asked(request.learn, EVERY, request.chat_template) if request.learn else rest
+    if not learn:
+        raise InvalidParameter(
+            f"All prompts are among the first {request.limit} of their task, and none is left to learn behind; lower "
+            "--limit, or name others by --learn."
+        )
+    return [one for task in tasks for one in task[: request.limit]], learn
+
+
+def _made(
+    request: BenchHeadsOptions, pair: Pair, name: str, first: str, learn: Sequence[Prompt], notes: Console
+) -> Mapping[str, Any]:
+    """Return what a head learnt, which is trained if it is not there."""
+    rate = {"steps": 1, "matrix_rate": 0.0, "other_rate": 0.0} if name == UNTRAINED else {"steps": request.steps}
+    kind = first if name == UNTRAINED else name
+    rows = request.rows if "official" in MAKERS[kind].fewer else None
+    plan = HeadPlan(kind, writing=WritingPlan(tokens=request.tokens), recipe=HeadRecipe(**rate), rows=rows)
+    folder = request.work / HEADS / f"{name}-{request.tokens}-{request.steps}-{rows or 'all'}"
+    if not (folder / MADE).is_file():
+        notes.print(f"{name}: {request.steps} steps.", soft_wrap=True)
+        prompts = plan.writing.fitting([encode(pair, one)[0] for one in learn])
+        noting = partial(noted_interruption, "this step")
+        head = make_head(pair.target, prompts, request.work, folder, plan, noting)
+        law = "path" if MAKERS[kind].path else "slot"
+        found = {**head.as_dict(), **head.as_dict()["drafting"], "law": law, "folder": str(folder)}
+        (folder / MADE).write_text(json.dumps(found))
+    return json.loads((folder / MADE).read_text())
+
+
+def _shown(request: BenchHeadsOptions, results: SpeedResults, *, interrupted: bool) -> None:
+    conditions, records = results.conditions, results.records
+    if request.as_json:
+        print_json(conditions, records, interrupted=interrupted)
+        return
+    if not records:
+        return
+    console, found = new_console(), overall(summarise_speed(records, [*conditions["arms"]], conditions["seed"]))
+    print_table(console, head_table(conditions[HEADS], found, conditions["target"]["name"]))
+    page = request.out.with_name("table.md")
+    page.write_text(head_page(sorted(page.parent.glob("*.jsonl"))))
+    console.print(f"Every run is in {request.out}; {page} shows all such files of its folder.", soft_wrap=True)
