@@ -12,6 +12,7 @@ from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -25,6 +26,7 @@ from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
+from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.model import draft_rows
 from polydraft.models import Forward
 from polydraft.reading import Text
@@ -33,12 +35,15 @@ from polydraft.trees import Frontier
 
 Network = TypeVar("Network", bound=torch.nn.Module)
 WIDTH, VOCAB = 16, 24
-TERMS = ("none", "markov", "gated", "recurrent", "domino", "mixing", "selector")
+IN_PLACE = ("xpress", "lilicorr")
+"""Path terms of heads whose slots draft their own places."""
+TERMS = ("none", "markov", "gated", "recurrent", "domino", "mixing", "selector", *IN_PLACE)
+LATTICE = LatticeShape(5, 8, 2, 2, 2.0, 6, 1e-4, 3.0)
 
 
-def path_term(name: str, vocab: int = VOCAB, width: int = WIDTH, rows: int | None = None) -> PathTerm:
+def path_term(name: str, shape: BlockShape, vocab: int = VOCAB, rows: int | None = None) -> PathTerm:
     """Return a path term; all of its tables are random."""
-    rows = rows or vocab
+    width, rows = shape.anatomy.width, rows or vocab
     term = {
         "none": PathTerm,
         "markov": lambda: Markov(vocab, rows, 6),
@@ -47,6 +52,8 @@ def path_term(name: str, vocab: int = VOCAB, width: int = WIDTH, rows: int | Non
         "domino": lambda: Domino(width, rows, 10, 6, 1),
         "mixing": lambda: Mixing(width, 10, 6),
         "selector": lambda: Selector(vocab, rows, 6, width, 5),
+        "xpress": lambda: XPress(vocab, rows, 6, width, shape.block, 12),
+        "lilicorr": lambda: LiLiCorr(width, shape.drafts, LATTICE),
     }[name]()
     return term
 
@@ -67,11 +74,11 @@ def block_head(
     torch.manual_seed(seed)
     sizes = {"width": width, "inner": 24, "heads": 4, "groups": 2, "channels": 4, "normed": True}
     own = Anatomy(**{**sizes, "rotation": Rotation(100.0), **(anatomy or {})})
-    shape = BlockShape(
-        **{"anatomy": own, "layers": 2, "reads": (0, 1, 2), "target_width": width, "block": 4, "mask_id": 1, **changes}
-    )
-    path = path_term(term, vocab, width, rows)
-    head = BlockHead(shape, path, path.told if confidence and path.size else None).double()
+    given = {"reads": (0, 1, 2), "target_width": width, "block": 4, "mask_id": 1, "shifted": term not in IN_PLACE}
+    shape = BlockShape(**{"anatomy": own, "layers": 2, **given, **changes})
+    path = path_term(term, shape, vocab, rows)
+    told = confidence and path.size and term not in IN_PLACE
+    head = BlockHead(shape, path, path.told if told else None).double()
     with torch.no_grad():
         for weights in head.parameters():
             weights.add_(spread * torch.randn(weights.shape, dtype=weights.dtype))
@@ -152,10 +159,11 @@ class Seen(Toy):
         return states @ self.states[1].T
 
 
+NARROW = {"heads": 2, "groups": 1, "channels": 2}
 TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
-    "block": lambda vocab: block_drafter(
-        vocab=vocab, width=4, block=3, anatomy={"heads": 2, "groups": 1, "channels": 2}
-    ),
+    "block": lambda vocab: block_drafter(vocab=vocab, width=4, block=3, anatomy=NARROW),
+    "XPress": lambda vocab: block_drafter("xpress", vocab=vocab, width=4, block=4, anatomy=NARROW),
+    "LiLiCorr": lambda vocab: block_drafter("lilicorr", vocab=vocab, width=4, block=4, anatomy=NARROW),
     "EAGLE": lambda vocab: eagle_drafter(4),
     "Medusa": lambda vocab: medusa_drafter(4),
     "Hydra++": lambda vocab: walk("hydra++", 4, vocab),
@@ -185,4 +193,5 @@ def rows_of(grown: TreePass, state: HeadState, frontier: Frontier) -> Tensor:
 
 def slots_of(drafter: HeadDrafter[BlockHead], state: HeadState, text: Text) -> Tensor:
     """Return the hidden states of the slots that a block head drafts from behind a text."""
-    return drafter.network.filled(state.memory, text, state.ends)
+    slots = drafter.network.filled(state.memory, text, state.ends)
+    return slots if drafter.network.shape.shifted else slots[:, 1:]

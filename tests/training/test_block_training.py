@@ -68,10 +68,10 @@ def test_what_is_learnt_is_what_is_drafted(term: str, shifted: bool, target: Pre
     head, given = block_head(term, shifted=shifted).float(), texts(target)
     ends, anchors = TargetEnds.of(target), torch.tensor([[3, 5, 8], [0, 2, 9]])
     with torch.no_grad():
-        hidden = block_slots(head, ends, given["ids"], given["features"], anchors)
+        block = block_slots(head, ends, given["ids"], given["features"], anchors)
         places = anchors.unsqueeze(-1) + torch.arange(head.shape.drafts)
         before = given["ids"].gather(1, places.flatten(1)).view(places.shape)
-        logits, sure = forced(head, ends, hidden, before)
+        logits, sure = forced(head, block, before)
     for row in range(2):
         for place, anchor in enumerate(anchors[row].tolist()):
             rows, confidences = drafted(head, HeadEnds(), target, given["ids"][row : row + 1], anchor)
@@ -85,9 +85,9 @@ def test_heads_of_fewer_tokens_learn_what_they_draft(target: PreTrainedModel) ->
     head, given = block_head("mixing").float(), texts(target)
     ends, anchors = TargetEnds.of(target, FEWER), torch.tensor([[6], [2]])
     with torch.no_grad():
-        hidden = block_slots(head, ends, given["ids"], given["features"], anchors)
+        block = block_slots(head, ends, given["ids"], given["features"], anchors)
         places = anchors.unsqueeze(-1) + torch.arange(head.shape.drafts)
-        logits, _ = forced(head, ends, hidden, given["ids"].gather(1, places.flatten(1)).view(places.shape))
+        logits, _ = forced(head, block, given["ids"].gather(1, places.flatten(1)).view(places.shape))
     rows, _ = drafted(head, HeadEnds(tokens=FEWER), target, given["ids"][:1], 6)
     assert logits.shape[-1] == len(FEWER)
     torch.testing.assert_close(logits[0, 0].softmax(-1), rows, rtol=1e-4, atol=1e-5)

@@ -180,7 +180,7 @@ def test_embeddings_are_scaled_and_logits_multiplied_and_capped(tmp_path: Path) 
 def slots_of(head: BlockHead, features: Tensor, query: Tensor, places: Tensor) -> Tensor:
     """Return a head's slots for a query, its context being all tokens before the anchor."""
     known = torch.arange(len(features)).unsqueeze(0)
-    context = head.context(features.unsqueeze(0), known)
+    context = head.keys(head.context(features.unsqueeze(0)), known)
 
     def seen(layer: int) -> Any:
         return lambda keys, values: (

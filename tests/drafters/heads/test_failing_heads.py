@@ -24,6 +24,8 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8]]
 HEADS: dict[str, Callable[[], Any]] = {
     "markov": lambda: block_drafter("markov"),
     "mixing": lambda: block_drafter("mixing"),
+    "xpress": lambda: block_drafter("xpress"),
+    "lilicorr": lambda: block_drafter("lilicorr"),
     "eagle": eagle_drafter,
     "medusa": medusa_drafter,
 }

@@ -10,8 +10,8 @@ Source: DFlash (z-lab/dflash), DSpark (deepseek-ai/DeepSpec), JetSpec (hao-ai-la
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
 from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, joined_states, of_parents, with_nodes
-from polydraft.drafters.heads.paths import PathTerm
+from polydraft.drafters.heads.last_state_heads import LastStates
+from polydraft.drafters.heads.paths import FilledBlock, PathTerm, Place
 from polydraft.drafters.heads.sublayers import Anatomy, GemmaLayer, HeadCache, Layer, Norm, Seen
 from polydraft.errors import InvalidParameter, VocabularyMismatch
 from polydraft.models import LanguageModel
 from polydraft.models import Layer as TargetLayer
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Text
+from polydraft.rows import parts
 from polydraft.schemes import IID, TopK
 from polydraft.trees import BestFirst, Chain, Frontier, Overlap
 
@@ -134,6 +136,19 @@ class ConvolvedLayer(Layer):
         return states + self.mlp_conv(self.mlp(self.mlp_conv(plain, before)), after)
 
 
+@dataclass(frozen=True, eq=False)
+class BlockMemory:
+    """What a block head keeps of texts.
+
+    Args:
+        cache: its layers' keys and values.
+        newest: the newest row of their context, where its path term reads it.
+    """
+
+    cache: HeadCache = parts()
+    newest: LastStates | None = parts()
+
+
 class BlockHead(HeadNetwork):
     """A block head with its path term: one pass fills all slots, and a tree of any width is drawn from them.
 
@@ -163,13 +178,16 @@ class BlockHead(HeadNetwork):
         self.mask_embed = nn.Parameter(torch.zeros(own.width)) if shape.mask_id is None else None
         self.confidence = None if confidence is None else nn.Linear(own.width + confidence, 1)
 
-    def context(
-        self, features: Float[Tensor, "b w r"], places: Int[Tensor, "b w"]
+    def context(self, features: Float[Tensor, "b w r"]) -> Float[Tensor, "b w d"]:
+        """Return what all layers read of committed tokens, made of the target's hidden states."""
+        return self.hidden_norm(self.fc(features))
+
+    def keys(
+        self, context: Float[Tensor, "b w d"], places: Int[Tensor, "b w"]
     ) -> list[tuple[Float[Tensor, "b g w h"], Float[Tensor, "b g w h"]]]:
-        """Return each layer's keys and values of committed tokens, made of the target's hidden states."""
-        joined = self.hidden_norm(self.fc(features))
-        turn = self.shape.anatomy.turn(places, joined.dtype)
-        return [cast(Layer, layer).self_attn.keys(joined, turn) for layer in self.layers]
+        """Return each layer's keys and values of committed tokens."""
+        turn = self.shape.anatomy.turn(places, context.dtype)
+        return [cast(Layer, layer).self_attn.keys(context, turn) for layer in self.layers]
 
     def query(self, anchors: Float[Tensor, "b d"], mask: Float[Tensor, " d"] | None) -> Float[Tensor, "b B d"]:
         """Return what enters the first layer: the anchors' embeddings, then the mask's; None for the head's own."""
@@ -196,9 +214,18 @@ class BlockHead(HeadNetwork):
             query = layer(query, turn, keys, mask)
         return self.norm(query)
 
-    def drafting(self, slots: Float[Tensor, "b B d"]) -> Float[Tensor, "b D d"]:
-        """Return the slots that draft, the first draft's first."""
-        return slots if self.shape.shifted else slots[:, 1:]
+    def block(
+        self,
+        slots: Float[Tensor, "b B d"],
+        previous: Int[Tensor, "b"],
+        context: Float[Tensor, "b d"] | None,
+        known: Bool[Tensor, "b"] | None,
+        ends: BoundEnds,
+    ) -> FilledBlock:
+        """Return what is known of blocks whose slots are filled; arguments as for `FilledBlock`."""
+        waits = int(not self.shape.shifted)
+        logits = None if self.path.mixes else ends.output(slots[:, waits:])
+        return FilledBlock(slots, waits, logits, previous, context, known, ends)
 
     def sees(
         self, layer: int, queries: Int[Tensor, "b n"], keys: Int[Tensor, "#b m"], anchors: Int[Tensor, "b #n"]
@@ -245,26 +272,31 @@ class BlockHead(HeadNetwork):
                 "target."
             )
 
-    def memory(self, rows: int, capacity: int, like: Tensor) -> HeadCache:
+    def memory(self, rows: int, capacity: int, like: Tensor) -> BlockMemory:
         """Return an empty cache, with room for a block behind the longest text."""
-        shape = self.shape
-        return HeadCache.new(shape.anatomy, shape.layers, rows, capacity + shape.block, self.fc.weight)
+        shape, own = self.shape, self.fc.weight
+        cache = HeadCache.new(shape.anatomy, shape.layers, rows, capacity + shape.block, own)
+        return BlockMemory(cache, LastStates.none(rows, self.width, own) if self.path.anchored else None)
 
-    def remember(self, memory: HeadCache, features: Features, counts: Sequence[int]) -> HeadCache:
+    def remember(self, memory: BlockMemory, features: Features, counts: Sequence[int]) -> BlockMemory:
         """Make keys of committed tokens, from the target's own hidden states."""
-        states = joined_states(features, self.reads).to(self.fc.weight)
-        for layer, (keys, values) in enumerate(self.context(states, features.places.clamp_min(0))):
-            memory.write(layer, features.places, keys, values)
-        return memory
+        context = self.context(joined_states(features, self.reads).to(self.fc.weight))
+        for layer, (keys, values) in enumerate(self.keys(context, features.places.clamp_min(0))):
+            memory.cache.write(layer, features.places, keys, values)
+        newest = memory.newest
+        return memory if newest is None else replace(memory, newest=newest.after(context, features.places))
 
-    def root(self, memory: HeadCache, text: Text, ends: BoundEnds) -> "tuple[BlockPass, HeadCache]":
+    def root(self, memory: BlockMemory, text: Text, ends: BoundEnds) -> "tuple[BlockPass, BlockMemory]":
         """Fill the slots in one pass."""
-        slots = self.filled(memory, text, ends)
-        base = None if self.path.mixes else ends.output(slots)
-        return BlockPass(self, ends, slots, base, self.path.begin(slots)[:, :0]), memory
+        context = known = None
+        if memory.newest is not None:
+            context, known = memory.newest.before_root(text).squeeze(1), memory.newest.knows(text)
+        block = self.block(self.filled(memory, text, ends), text.last(2), context, known, ends)
+        first, made = self.path.begin(block)
+        return BlockPass(self, block, first, made, first[:, :0]), memory
 
-    def filled(self, memory: HeadCache, text: Text, ends: BoundEnds) -> Float[Tensor, "b D d"]:
-        """Return the hidden states of the slots that draft, behind each text."""
+    def filled(self, memory: BlockMemory, text: Text, ends: BoundEnds) -> Float[Tensor, "b B d"]:
+        """Return the hidden states of all slots behind each text."""
         shape, device = self.shape, text.tokens.device
         anchors = (text.lengths - 1).unsqueeze(-1)
         places = anchors + torch.arange(shape.block, device=device)
@@ -274,18 +306,18 @@ class BlockHead(HeadNetwork):
         embedded = ends.embed(text.last().unsqueeze(-1)).squeeze(1).to(self.fc.weight)
         own = shape.mask_id
         mask = None if own is None else ends.embed(torch.full((1, 1), own, device=device))[0, 0]
-        writers = [memory.writer(layer, places, stop) for layer in range(shape.layers)]
-        return self.drafting(self.slots(self.query(embedded, mask), places, writers, masks))
+        writers = [memory.cache.writer(layer, places, stop) for layer in range(shape.layers)]
+        return self.slots(self.query(embedded, mask), places, writers, masks)
 
 
 @dataclass(eq=False)
 class BlockPass:
-    """The slots of a step, their logits but for the path term, and the path states of all nodes that have rows."""
+    """The blocks of a step, what the path term made of them, and the path states of all nodes that have rows."""
 
     head: BlockHead
-    ends: BoundEnds
-    slots: Float[Tensor, "b D d"]
-    base: Float[Tensor, "b D V"] | None
+    block: FilledBlock
+    first: Float[Tensor, "b 1 s"]
+    made: Any
     paths: Float[Tensor, "b n s"]
 
     @property
@@ -295,26 +327,22 @@ class BlockPass:
 
     def logits(self, frontier: Frontier) -> Float[Tensor, "b f V"]:
         """Return the logits of one depth's nodes."""
-        path, slot, wide = self.head.path, self._slot(frontier), frontier.tokens.shape[1]
-        hidden = self.slots[:, slot : slot + 1].expand(-1, wide, -1)
-        embedded = self.ends.embed(frontier.tokens).to(hidden) if path.embeds else None
-        states = path.read(self._above(frontier), frontier.tokens, embedded, hidden)
+        path, block, slot, wide = self.head.path, self.block, self._slot(frontier), frontier.tokens.shape[1]
+        hidden = block.drafting[:, slot : slot + 1].expand(-1, wide, -1)
+        place = Place(hidden, range(frontier.depth, frontier.depth + 1), self.made)
+        embedded = block.ends.embed(frontier.tokens).to(hidden) if path.embeds else None
+        above = of_parents(self.paths, frontier) if frontier.nodes.start else self.first
+        states = path.read(above, frontier.tokens, embedded, place)
         self.paths = with_nodes(self.paths, frontier, states)
-        if self.base is None:
-            logits = self.ends.output(path.mixed(states, hidden))
+        if block.logits is None:
+            logits = block.ends.output(path.mixed(states, place))
         else:
-            logits = self.base[:, slot : slot + 1].expand(-1, wide, -1)
-        return path.corrected(logits, states, hidden, range(slot, slot + 1))
+            logits = block.logits[:, slot : slot + 1].expand(-1, wide, -1)
+        return path.corrected(logits, states, place)
 
     def _overlap(self, frontier: Frontier) -> Float[Tensor, "b f"]:
         slot, states = self._slot(frontier), self.paths[:, frontier.nodes.start : frontier.nodes.stop]
-        return self.head.sure(self.slots[:, slot : slot + 1].expand(-1, states.shape[1], -1), states)
+        return self.head.sure(self.block.drafting[:, slot : slot + 1].expand(-1, states.shape[1], -1), states)
 
     def _slot(self, frontier: Frontier) -> int:
-        return min(frontier.depth, self.slots.shape[1] - 1)
-
-    def _above(self, frontier: Frontier) -> Float[Tensor, "b f s"]:
-        """Return the states of the nodes' parents; before the root's token the first state."""
-        if not frontier.nodes.start:
-            return self.head.path.begin(self.slots)
-        return of_parents(self.paths, frontier)
+        return min(frontier.depth, self.head.shape.drafts - 1)

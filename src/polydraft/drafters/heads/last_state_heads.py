@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
@@ -44,10 +44,26 @@ class LastStates:
     hidden: Float[Tensor, "b d"] = per_row()
     place: Int[Tensor, "b"] = per_row(lambda place, length: place.where(place < length, -1))
 
+    @classmethod
+    def none(cls, rows: int, width: int, like: Tensor) -> "LastStates":
+        """Return states of which nothing is known, in the precision of another tensor."""
+        return cls(like.new_zeros(rows, width), torch.full((rows,), -1, device=like.device))
+
+    def after(self, states: Float[Tensor, "b w d"], places: Int[Tensor, "b w"]) -> "LastStates":
+        """Take the state of each row's last token among these, where it is not behind the one that is known."""
+        place, column = places.max(dim=-1)
+        found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
+        newer = (place >= 0) & (place >= self.place)
+        hidden = found.where(newer.unsqueeze(-1), self.hidden.to(found))
+        return replace(self, hidden=hidden, place=place.where(newer, self.place))
+
+    def knows(self, text: Text) -> Bool[Tensor, "b"]:
+        """Tell of which texts the state of the token before the root is known: not where there is no such token."""
+        return (self.place >= 0) & (self.place == text.lengths - 2)
+
     def before_root(self, text: Text) -> Float[Tensor, "b 1 d"]:
         """Return the state of the token before each root; zeros where it is not known, as in a text of one token."""
-        current = (self.place == text.lengths - 2).unsqueeze(-1)
-        return self.hidden.where(current, 0.0).unsqueeze(1)
+        return self.hidden.where(self.knows(text).unsqueeze(-1), 0.0).unsqueeze(1)
 
 
 class LastStateHead(HeadNetwork):
@@ -57,16 +73,11 @@ class LastStateHead(HeadNetwork):
 
     def memory(self, rows: int, capacity: int, like: Tensor) -> LastStates:
         """Return states of which nothing is known, in the target's precision."""
-        return LastStates(like.new_zeros(rows, self.target_width), torch.full((rows,), -1, device=like.device))
+        return LastStates.none(rows, self.target_width, like)
 
     def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
         """Take the state of each row's last token among these, where it is not behind the one that is known."""
-        place, column = features.places.max(dim=-1)
-        states = features.states[self.reads[0]]
-        found = states.gather(1, column.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
-        newer = (place >= 0) & (place >= memory.place)
-        hidden = found.where(newer.unsqueeze(-1), memory.hidden.to(found))
-        return replace(memory, hidden=hidden, place=place.where(newer, memory.place))
+        return memory.after(features.states[self.reads[0]], features.places)
 
 
 Output = Callable[[Float[Tensor, "*b d"]], Float[Tensor, "*b v"]]

@@ -1,8 +1,9 @@
 """How a block head's row for a node depends on the tokens drafted above it: one term per published head.
 
 A block head's layers run once, before anything is drafted, so that they cannot know what was drawn above a slot. A
-path term reads it: it holds a small state per node, which follows from the parent's state and the node's own token.
-So the draft row of a node is a function of the node's path, known without another pass:
+path term reads it: it holds a small state per node, which follows from the parent's state and the node's own token, and
+what it makes of the whole block once per step. So the draft row of a node is a function of the block and of the node's
+path, known without another pass:
 
     q(. | path) = softmax((output(mixed(h, s)) + correction(h, s)) / T),   s = state after the path's tokens
 
@@ -10,13 +11,60 @@ where h is the hidden state of the slot. A row is fixed before the node's childr
 exactness asks for.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from polydraft.drafters.heads.drafter import BoundEnds
 from polydraft.models import kept_product
 
 Tokens = Int[Tensor, "b f"]
+
+
+@dataclass(frozen=True, eq=False)
+class FilledBlock:
+    """What is known of blocks before anything is drafted from them.
+
+    Args:
+        slots: the hidden states of all slots, the anchor's first.
+        waits: how many slots stand before the first that drafts: 0 or 1.
+        logits: of the slots that draft; None where the term changes slots before the output head (`mixes`).
+        previous: the tokens before the anchors; the anchors themselves in texts of one token.
+        context: what the layers read of these tokens; None unless the term asks for it (`anchored`).
+        known: in which texts there is such a token.
+        ends: the head's.
+    """
+
+    slots: Float[Tensor, "b B d"]
+    waits: int
+    logits: Float[Tensor, "b D V"] | None
+    previous: Int[Tensor, "b"]
+    context: Float[Tensor, "b d"] | None
+    known: Bool[Tensor, "b"] | None
+    ends: BoundEnds
+
+    @property
+    def drafting(self) -> Float[Tensor, "b D d"]:
+        """The slots that draft, the first draft's first."""
+        return self.slots[:, self.waits :]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where the children of nodes are drawn from.
+
+    Args:
+        hidden: the hidden states of the children's slots.
+        depth: how many drafts lie above the children of each node; one number if it is the same for all.
+        made: what the term made of the block.
+    """
+
+    hidden: Float[Tensor, "b f d"]
+    depth: range
+    made: Any
 
 
 class PathTerm(nn.Module):
@@ -26,6 +74,7 @@ class PathTerm(nn.Module):
         size: the width of a node's state.
         mixes: whether slots are changed before the output head, so that every node needs a product with it.
         embeds: whether tokens' input embeddings are read.
+        anchored: whether the newest row of the layers' context is read.
         known: how many of the target's tokens a table of its own has; None if there is none.
         rows: how many output rows it changes; None if it changes none.
     """
@@ -35,6 +84,7 @@ class PathTerm(nn.Module):
     rows: int | None = None
     mixes: bool = False
     embeds: bool = False
+    anchored: bool = False
 
     @property
     def told(self) -> int:
@@ -45,41 +95,32 @@ class PathTerm(nn.Module):
         """Return what a confidence head reads of nodes' states beside the slot: all of them."""
         return state
 
-    def begin(self, like: Float[Tensor, "b *w"]) -> Float[Tensor, "b 1 s"]:
-        """Return the state before the root's own token was read."""
-        return like.new_zeros(len(like), 1, self.size)
+    def begin(self, block: FilledBlock) -> tuple[Float[Tensor, "b 1 s"], Any]:
+        """Return the state before the root's own token was read, and what was made of the block for all nodes."""
+        return block.slots.new_zeros(len(block.slots), 1, self.size), None
 
     def read(
         self,
         state: Float[Tensor, "b f s"],
         tokens: Tokens,
         embedded: Float[Tensor, "b f d"] | None,
-        hidden: Float[Tensor, "b f d"],
+        place: Place,
     ) -> Float[Tensor, "b f s"]:
-        """Return the states of nodes, given their parents' states and their own tokens.
+        """Return the states of nodes of one depth, given their parents' states and their own tokens.
 
         Args:
             embedded: their input embeddings, if the term `embeds`.
-            hidden: the hidden states of the slots that the nodes' children are drawn from.
         """
         return state
 
-    def mixed(self, state: Float[Tensor, "b f s"], hidden: Float[Tensor, "b f d"]) -> Float[Tensor, "b f d"]:
+    def mixed(self, state: Float[Tensor, "b f s"], place: Place) -> Float[Tensor, "b f d"]:
         """Return what goes to the output head."""
-        return hidden
+        return place.hidden
 
     def corrected(
-        self,
-        logits: Float[Tensor, "b f V"],
-        state: Float[Tensor, "b f s"],
-        hidden: Float[Tensor, "b f d"],
-        depth: range,
+        self, logits: Float[Tensor, "b f V"], state: Float[Tensor, "b f s"], place: Place
     ) -> Float[Tensor, "b f V"]:
-        """Return the nodes' logits.
-
-        Args:
-            depth: how many drafts lie above the children of each node; one number if it is the same for all.
-        """
+        """Return the nodes' logits."""
         return logits
 
 
@@ -100,11 +141,11 @@ class Markov(PathTerm):
         self.rank = self.size = rank
         self.known, self.rows = vocab_size, rows
 
-    def read(self, state, tokens, embedded, hidden):
+    def read(self, state, tokens, embedded, place):
         """Return the nodes' states."""
         return self.markov_w1(tokens)
 
-    def corrected(self, logits, state, hidden, depth):
+    def corrected(self, logits, state, place):
         """Return the nodes' logits."""
         return logits + self.markov_w2(state)
 
@@ -116,9 +157,9 @@ class GatedMarkov(Markov):
         super().__init__(vocab_size, rows, rank)
         self.gate_proj = nn.Linear(width + rank, rank)
 
-    def corrected(self, logits, state, hidden, depth):
+    def corrected(self, logits, state, place):
         """Return the nodes' logits."""
-        gate = torch.sigmoid(self.gate_proj(torch.cat([hidden, state], dim=-1)))
+        gate = torch.sigmoid(self.gate_proj(torch.cat([place.hidden, state], dim=-1)))
         return logits + self.markov_w2(gate * state)
 
 
@@ -142,14 +183,14 @@ class RecurrentMarkov(Markov):
         """Return what a confidence head reads of nodes' states: e, the last token's row."""
         return state[..., self.rank : 2 * self.rank]
 
-    def read(self, state, tokens, embedded, hidden):
+    def read(self, state, tokens, embedded, place):
         """Return the nodes' states."""
         old, token = state[..., : self.rank], self.markov_w1(tokens)
-        gate, new, out = self.joint_proj(torch.cat([old, token, hidden], dim=-1)).chunk(3, dim=-1)
+        gate, new, out = self.joint_proj(torch.cat([old, token, place.hidden], dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         return torch.cat([gate * old + (1 - gate) * torch.tanh(new), token, out], dim=-1)
 
-    def corrected(self, logits, state, hidden, depth):
+    def corrected(self, logits, state, place):
         """Return the nodes' logits."""
         return logits + self.markov_w2(torch.tanh(state[..., 2 * self.rank :]))
 
@@ -182,7 +223,7 @@ class RecurrentTerm(PathTerm):
         super().__init__()
         self.prefix_gru, self.size = Prefix(width, size), size
 
-    def read(self, state, tokens, embedded, hidden):
+    def read(self, state, tokens, embedded, place):
         """Return the nodes' states."""
         return self.prefix_gru(state, embedded)
 
@@ -203,10 +244,10 @@ class Domino(RecurrentTerm):
         )
         self.plain, self.rows = plain, rows
 
-    def corrected(self, logits, state, hidden, depth):
+    def corrected(self, logits, state, place):
         """Return the nodes' logits."""
-        late = torch.tensor(depth, device=logits.device).unsqueeze(-1) >= self.plain
-        return logits + self.embed_proj(torch.cat([hidden, state], dim=-1)) * late
+        late = torch.tensor(place.depth, device=logits.device).unsqueeze(-1) >= self.plain
+        return logits + self.embed_proj(torch.cat([place.hidden, state], dim=-1)) * late
 
 
 class Mixing(RecurrentTerm):
@@ -227,9 +268,9 @@ class Mixing(RecurrentTerm):
         nn.init.zeros_(last.bias)
         self.mix = nn.Sequential(nn.Linear(width + size, inner, bias=False), nn.SiLU(), last)
 
-    def mixed(self, state, hidden):
+    def mixed(self, state, place):
         """Return what goes to the output head."""
-        return hidden + self.mix(torch.cat([hidden, state], dim=-1))
+        return place.hidden + self.mix(torch.cat([place.hidden, state], dim=-1))
 
 
 class Selector(PathTerm):
@@ -248,13 +289,13 @@ class Selector(PathTerm):
         self.size, self.most = rank, most
         self.known, self.rows = vocab_size, rows
 
-    def read(self, state, tokens, embedded, hidden):
+    def read(self, state, tokens, embedded, place):
         """Return the nodes' states."""
         return self.predecessor_codebook[tokens]
 
-    def corrected(self, logits, state, hidden, depth):
+    def corrected(self, logits, state, place):
         """Return the nodes' logits."""
         best, places = logits.topk(min(self.most, logits.shape[-1]), dim=-1)
-        asked = (state * self.hidden_projection(hidden)).unsqueeze(-2)
+        asked = (state * self.hidden_projection(place.hidden)).unsqueeze(-2)
         scores = best + (asked * self.successor_codebook[places]).sum(-1)
         return torch.full_like(logits, -torch.inf).scatter(-1, places, scores)

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.block_head import BlockHead
+from polydraft.drafters.heads.drafter import BoundEnds
+from polydraft.drafters.heads.paths import FilledBlock, Place
 from polydraft.training.heads.row_losses import (
     HeadBatch,
     HeadTraining,
@@ -73,6 +75,27 @@ class BlockLoss:
         return loss
 
 
+@dataclass(frozen=True, eq=False)
+class BlockRows:
+    """The rows of blocks that follow the text, and what they are compared with.
+
+    Args:
+        before: the text's token above each draft.
+        logits: the head's.
+        laws: the target's.
+        labels: the text's tokens, as places of the head's; -1 for those that it has not.
+        there: which drafts may be asked for; no draft behind one that may not.
+        sure: what the confidence head says; None without one.
+    """
+
+    before: Int[Tensor, "b a D"]
+    logits: Float[Tensor, "b a D V"]
+    laws: Float[Tensor, "b a D V"]
+    labels: Int[Tensor, "b a D"]
+    there: Bool[Tensor, "b a D"]
+    sure: Float[Tensor, "b a D"] | None
+
+
 class BlockTraining(HeadTraining):
     """A block head with its losses.
 
@@ -90,17 +113,21 @@ class BlockTraining(HeadTraining):
         anchors, there = drawn_anchors(batch.valid.bool(), self.anchors, self.head.shape.drafts)
         depth = torch.arange(self.head.shape.drafts, device=ids.device)
         places = (anchors.unsqueeze(-1) + depth).clamp_max(ids.shape[1] - 1)  # of the last token known to each draft
-        hidden = block_slots(self.head, target, ids, batch.features, anchors)
+        block = block_slots(self.head, target, ids, batch.features, anchors)
         before = ids.gather(1, places.flatten(1)).view(places.shape)
-        logits, sure = forced(self.head, target, hidden, before)
+        logits, sure = forced(self.head, block, before)
         labels = target.place_of(ids.gather(1, (places + 1).clamp_max(ids.shape[1] - 1).flatten(1)).view(places.shape))
         states = final.gather(1, places.flatten(1).unsqueeze(-1).expand(-1, -1, final.shape[-1]))
         total = batch.lse.gather(1, places.flatten(1))
         laws = target.laws(states, total).view(*places.shape, -1)
         count = there.flatten(0, 1).sum(0)
         mean = (agreement(logits, laws) * there).flatten(0, 1).sum(0) / count.clamp_min(1)
-        loss = self.weights.of(logits, laws, labels, there, sure)
+        loss = self.cost(block, BlockRows(before, logits, laws, labels, there, sure))
         return {"loss": loss, "overlap": mean.detach(), "count": count}
+
+    def cost(self, block: FilledBlock, rows: BlockRows) -> Float[Tensor, ""]:
+        """Return the loss of blocks."""
+        return self.weights.of(rows.logits, rows.laws, rows.labels, rows.there, rows.sure)
 
 
 def drawn_anchors(
@@ -127,11 +154,11 @@ def block_slots(
     ids: Int[Tensor, "b t"],
     features: Float[Tensor, "b t r"],
     anchors: Int[Tensor, "b a"],
-) -> Float[Tensor, "b a D d"]:
-    """Return the hidden states of the slots that draft, for all blocks of all texts in one pass."""
+) -> FilledBlock:
+    """Return all blocks of all texts, text by text, filled in one pass."""
     (batch, length), block = ids.shape, head.shape.block
-    context = torch.arange(length, device=ids.device).expand(batch, -1)
-    held = head.context(features, context)
+    context, joined = torch.arange(length, device=ids.device).expand(batch, -1), head.context(features)
+    held = head.keys(joined, context)
     places = (anchors.unsqueeze(-1) + torch.arange(block, device=ids.device)).flatten(1)
     owner = torch.arange(anchors.shape[1], device=ids.device).repeat_interleave(block)
     of_anchor = anchors.repeat_interleave(block, dim=1)
@@ -144,27 +171,35 @@ def block_slots(
         inside = head.sees(layer, places, places, of_anchor) & (owner.unsqueeze(-1) == owner)
         masks.append(torch.cat([before, inside], dim=-1))
 
-    def joined(layer: int):
+    def seen(layer: int):
         return lambda keys, values: (torch.cat([held[layer][0], keys], 2), torch.cat([held[layer][1], values], 2))
 
-    slots = head.slots(query, places, [joined(layer) for layer in range(head.shape.layers)], masks)
-    return head.drafting(slots.view(-1, block, slots.shape[-1])).unflatten(0, (batch, -1))
+    slots = head.slots(query, places, [seen(layer) for layer in range(head.shape.layers)], masks)
+    earlier = (anchors - 1).clamp_min(0)
+    newest = joined.gather(1, earlier.unsqueeze(-1).expand(-1, -1, joined.shape[-1])).flatten(0, 1)
+    return head.block(
+        slots.view(-1, block, slots.shape[-1]),
+        ids.gather(1, earlier).flatten(),
+        newest if head.path.anchored else None,
+        (anchors > 0).flatten() if head.path.anchored else None,
+        BoundEnds(target.embed, target.output, target.tokens),
+    )
 
 
 def forced(
-    head: BlockHead, target: TargetEnds, hidden: Float[Tensor, "b a D d"], before: Int[Tensor, "b a D"]
+    head: BlockHead, block: FilledBlock, before: Int[Tensor, "b a D"]
 ) -> tuple[Float[Tensor, "b a D V"], Float[Tensor, "b a D"] | None]:
-    """Return every draft's logits given the text's own tokens above it, and what the confidence head says of them."""
-    flat, tokens = hidden.flatten(0, 1), before.flatten(0, 1)
-    path = head.path
-    embedded = target.embed(tokens) if path.embeds else None
-    state, states = path.begin(flat), list[Tensor]()
-    for depth in range(flat.shape[1]):
+    """Return every draft's logits given tokens above it, and what the confidence head says of them."""
+    path, slots, tokens = head.path, block.drafting, before.flatten(0, 1)
+    embedded = block.ends.embed(tokens) if path.embeds else None
+    (state, made), states = path.begin(block), list[Tensor]()
+    for depth in range(slots.shape[1]):
         at = slice(depth, depth + 1)
-        state = path.read(state, tokens[:, at], None if embedded is None else embedded[:, at], flat[:, at])
+        place = Place(slots[:, at], range(depth, depth + 1), made)
+        state = path.read(state, tokens[:, at], None if embedded is None else embedded[:, at], place)
         states.append(state)
-    every = torch.cat(states, dim=1)
-    logits = target.output(path.mixed(every, flat))
-    logits = path.corrected(logits, every, flat, range(flat.shape[1]))
-    sure = None if head.confidence is None else head.sure(flat, every).view(before.shape)
+    every, place = torch.cat(states, dim=1), Place(slots, range(slots.shape[1]), made)
+    logits = block.ends.output(path.mixed(every, place)) if block.logits is None else block.logits
+    logits = path.corrected(logits, every, place)
+    sure = None if head.confidence is None else head.sure(slots, every).view(before.shape)
     return logits.view(*before.shape, -1), sure

@@ -1,4 +1,4 @@
-"""Folders of block heads: DFlash, DSpark, JetSpec, Domino and DFlash2, as authors and trainers write them.
+"""Folders of block heads: DFlash and its kin with all path terms, as authors and trainers write them.
 
 What a head is follows from its tensors first, since one name of a class is written for several kinds. The two
 alignments look alike in a folder: DeepSpec's heads, all with a Markov term, and those that say `shift_label` or
@@ -27,6 +27,12 @@ from polydraft.drafters.heads.formats.folder_fields import (
     draft_tokens,
     target_tokens,
 )
+from polydraft.drafters.heads.formats.path_term_folders import (
+    holds_lilicorr,
+    holds_xpress,
+    read_lilicorr,
+    read_xpress,
+)
 from polydraft.drafters.heads.paths import Domino, GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov, Selector
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import CheckpointError
@@ -54,7 +60,7 @@ NOT_READ = ("enable_moe_block", "hidden_size_per_layer_input", "use_double_wide_
 def is_block(config: Mapping[str, Any]) -> bool:
     """Tell by its configuration whether a folder holds a block head."""
     inner = config.get("dflash_config")
-    kinds = ("dflash", "dspark")
+    kinds = ("dflash", "dspark", "xpress")
     if config.get("speculators_model_type") in kinds or isinstance(inner, Mapping):
         return True
     return config.get("block_size") is not None and config.get("target_layer_ids") is not None
@@ -76,7 +82,7 @@ def read_block(folder: PlainFolder, target_layers: int | None = None) -> HeadDra
     shape = _shape(fields, tensors, target_layers)
     made_for = fields.made_for(target_tokens(tensors))
     ends = _ends(fields, tensors, shape)
-    path = _path(fields, tensors, shape.anatomy.width)
+    path = _path(fields, tensors, shape)
     sure = next((one for one in ("confidence_head.proj.", "confidence_proj.") if tensors.has(f"{one}weight")), None)
     read = None if sure is None else _width_beside(tensors, f"{sure}weight", shape.anatomy.width, path.told)
     head = BlockHead(shape, path, read)
@@ -117,7 +123,7 @@ def _shifted(fields: Fields, tensors: Tensors) -> bool:
     kind = fields.get("speculators_model_type")
     if kind is not None:
         return bool(fields.get("sample_from_anchor", fields.get("shift_label", kind == "dspark")))
-    told = fields.get("shift_label")
+    told = fields.get("shift_label", fields.get("sample_from_anchor"))
     return bool(told) if told is not None else _is_deepspec(fields) or any("markov_w1" in name for name in tensors.left)
 
 
@@ -219,8 +225,13 @@ def _ends(fields: Fields, tensors: Tensors, shape: BlockShape) -> HeadEnds:
     )
 
 
-def _path(fields: Fields, tensors: Tensors, width: int) -> PathTerm:
+def _path(fields: Fields, tensors: Tensors, shape: BlockShape) -> PathTerm:
     """Build the path term that the tensors make, and fill it."""
+    if holds_xpress(fields, tensors):
+        return read_xpress(fields, tensors, shape)
+    if holds_lilicorr(fields, tensors):
+        return read_lilicorr(fields, tensors, shape)
+    width = shape.anatomy.width
     prefix = next((one for one in ("markov_head.", "") if tensors.has(f"{one}markov_w1.weight")), None)
     if tensors.has("candidate_selector.predecessor_codebook"):
         prefix = "candidate_selector."

@@ -1,7 +1,7 @@
 """Writing block heads: the folders of DFlash's and Model-Optimizer's trainers, DeepSpec's, and those of speculators.
 
-The first form holds DSpark's terms as Model-Optimizer does, DFlash2's as its authors do, and one term that is this
-package's own.
+The first form holds DSpark's terms and LiLiCorr's as Model-Optimizer does, those of DFlash2 and XPress as their authors
+do, and one term that is this package's own.
 """
 
 from itertools import pairwise
@@ -21,7 +21,17 @@ from polydraft.drafters.heads.formats.folder_fields import (
     speculator,
     write_head,
 )
+from polydraft.drafters.heads.formats.path_term_folders import (
+    LATTICE,
+    REFINER,
+    lilicorr_settings,
+    released_name,
+    speculators_xpress,
+    xpress_settings,
+)
+from polydraft.drafters.heads.lilicorr import LiLiCorr
 from polydraft.drafters.heads.paths import Domino, GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov, Selector
+from polydraft.drafters.heads.xpress import XPress
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, Layer
 
@@ -69,11 +79,11 @@ def write_block(
 
 
 def block_tensors(head: BlockHead, ends: HeadEnds) -> dict[str, Tensor]:
-    """Return a head's tensors under the names of DeepSpec's folders, and Domino's for its term."""
-    named = dict(backbone_of(head).state_dict())
-    prefix = "markov_head." if isinstance(head.path, Markov) else ""
-    prefix = "candidate_selector." if isinstance(head.path, Selector) else prefix
-    named |= {f"{prefix}{name}": value for name, value in head.path.state_dict().items()}
+    """Return a head's tensors under the names of DeepSpec's folders, and of speculators' for XPress's term."""
+    named, path = dict(backbone_of(head).state_dict()), head.path
+    kinds = {Markov: "markov_head.", Selector: "candidate_selector.", XPress: REFINER, LiLiCorr: LATTICE}
+    prefix = next((prefix for kind, prefix in kinds.items() if isinstance(path, kind)), "")
+    named |= {f"{prefix}{name}": value for name, value in path.state_dict().items()}
     if head.confidence is not None:
         named |= {f"confidence_head.proj.{name}": value for name, value in head.confidence.state_dict().items()}
     own = {name: value for name, value in ends.state_dict().items() if name != "tokens"}
@@ -81,9 +91,9 @@ def block_tensors(head: BlockHead, ends: HeadEnds) -> dict[str, Tensor]:
 
 
 def _flat(name: str) -> str:
-    """Return a tensor's name as Model-Optimizer writes it, which puts DSpark's terms beside the layers."""
+    """Return a tensor's name in the first form, which puts DSpark's terms beside the layers."""
     if not name.startswith(("markov_head.", "confidence_head.")):
-        return name
+        return released_name(name)
     return name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_proj.")
 
 
@@ -108,6 +118,7 @@ def _windows(head: BlockHead) -> dict[str, Any]:
 def _own(head: BlockHead, ends: HeadEnds, target: LanguageModel, depth: int | None) -> dict[str, Any]:
     shape, path = head.shape, head.path
     kind: dict[str, Any] = {"projector_type": "dflash"}
+    name, beside = "DFlashDraftModel", dict[str, Any]()
     if isinstance(path, Mixing):
         kind = {"projector_type": "mixing", "gru_hidden_dim": path.size, "emb_dim": path.mix[0].out_features}
     elif isinstance(path, Domino):
@@ -118,19 +129,26 @@ def _own(head: BlockHead, ends: HeadEnds, target: LanguageModel, depth: int | No
         kind = {"projector_type": "dspark", "markov_rank": path.rank, "markov_head_type": _markov_kind(path)}
     elif isinstance(path, Selector):
         kind = {"projector_type": "dflash2", "selector_rank": path.size, "selector_top_k": path.most}
+    elif isinstance(path, LiLiCorr):
+        if shape.shifted:
+            raise InvalidParameter("LiLiCorr's folders hold heads whose slots draft their own places.")
+        name, kind = "LiLiCorrDraftModel", {"projector_type": "lilicorr", **lilicorr_settings(path)}
+    elif isinstance(path, XPress):
+        name, beside = "Qwen3XPressModel", {**xpress_settings(path), "sample_from_anchor": shape.shifted}
     if shape.taps:
         kind |= {"conv_kernel_size": shape.taps, "conv_group_size": shape.group}
     if ends.scale != 1 or ends.multiplier != 1 or ends.softcap is not None:
         kind |= {"input_embedding_scale": ends.scale, "output_multiplier": ends.multiplier}
         kind |= {"final_logit_softcapping": ends.softcap}
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [name],
         **_sizes(head),
         **_windows(head),
         "vocab_size": target.facts.vocab_size,
         "num_target_layers": depth,
         "block_size": shape.block,
         "is_causal": _causal(head),
+        **beside,
         **({"emb_dim": kind["emb_dim"]} if "emb_dim" in kind else {}),  # which Domino's readers look for here too
         "dflash_config": {
             "mask_token_id": shape.mask_id,
@@ -202,6 +220,7 @@ def _of_speculators(head: BlockHead, ends: HeadEnds, target: LanguageModel) -> d
         raise InvalidParameter(f"speculators has no form for heads with {lacking}; leave out speculators=True.")
     shape, markov = head.shape, isinstance(head.path, Markov)
     kind, name = ("dspark", "DSparkSpeculator") if markov else ("dflash", "DFlashSpeculator")
+    kind, name = ("xpress", "XPressSpeculator") if isinstance(head.path, XPress) else (kind, name)
     vocab = target.facts.vocab_size
     return {
         **speculator(kind, name, speculative_tokens=shape.drafts),
@@ -214,6 +233,7 @@ def _of_speculators(head: BlockHead, ends: HeadEnds, target: LanguageModel) -> d
         "sample_from_anchor": shape.shifted,
         "target_hidden_size": shape.target_width,
         **(_terms(head) if markov else {}),
+        **(speculators_xpress(head.path) if isinstance(head.path, XPress) else {}),
     }
 
 
@@ -221,7 +241,9 @@ def _beyond_speculators(head: BlockHead, ends: HeadEnds) -> dict[str, bool]:
     """Tell what of a head speculators' form cannot say: there layers are causal only by their windows, and all so."""
     layers = _layers(head)
     return {
-        f"the path term {type(head.path).__name__}": isinstance(head.path, Domino | Mixing | Selector),
+        f"the path term {type(head.path).__name__}": isinstance(head.path, Domino | Mixing | Selector | LiLiCorr),
+        "a gated layer that is no multiple of its rank": isinstance(head.path, XPress)
+        and head.path.inner % head.path.rank > 0,
         "convolutions over slots": head.shape.taps > 0,
         "a mask embedding of their own": head.shape.mask_id is None,
         "the target's last hidden states to read": "final" in head.shape.reads,
