@@ -84,7 +84,7 @@ class TrainHeadOptions:
     """One call of `polydraft train head`."""
 
     kind: str = Option(
-        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, eagle-3, dspark, mixing.",
+        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, eagle-3, dspark, xpress, lilicorr, mixing.",
         argument=True,
         metavar="KIND",
     ).needed()
@@ -122,7 +122,7 @@ class TrainHeadOptions:
         "Default: that of --start, or vanilla.",
         TRAINING,
     )
-    rank: int | None = count(None, "Of dspark: rank of its term. Default: that of --start, or 64.", TRAINING)
+    rank: int | None = count(None, "Of dspark and xpress: rank of its term. Default: that of --start, or 64.", TRAINING)
     rows: int | None = count(
         None, "Draft only so many of the target's tokens, the most written ones. Default: all.", TRAINING
     )

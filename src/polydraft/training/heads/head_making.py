@@ -142,8 +142,11 @@ class HeadPlan:
             raise InvalidParameter(
                 f"A head of the kind {self.kind} has the target's output rows anyway; frozen rows are of {owners}."
             )
-        if (self.size.term, self.size.rank) != (None, None) and not maker.termed:
+        if self.size.term is not None and not maker.termed:
             owners = " or ".join(kind for kind, one in MAKERS.items() if one.termed)
+            raise InvalidParameter(f"A head of the kind {self.kind} has no term to choose; that is of {owners}.")
+        if self.size.rank is not None and not maker.ranked:
+            owners = " or ".join(kind for kind, one in MAKERS.items() if one.ranked)
             raise InvalidParameter(f"A head of the kind {self.kind} has no term of a rank; that is of {owners}.")
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")

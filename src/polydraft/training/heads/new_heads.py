@@ -24,16 +24,19 @@ from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
+from polydraft.drafters.heads.xpress import XPress
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining
 from polydraft.training.heads.eagles import ROW_LOSSES, Eagle1Training, Eagle3Training, EagleLoss, own_rows
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
+from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 
 ANCHORS = 48
@@ -66,7 +69,7 @@ class HeadSize:
         layers: how many; None for those of the head it begins with, or the kind's usual number: 1, of a block head 2.
         drafts: how many tokens deep it learns to draft; None for as many as the head it begins with has, or 6.
         inner: width inside the gated layers; None for twice the hidden width.
-        rank: of DSpark's term; None for that of the head it begins with, or 64.
+        rank: of the term of DSpark or XPress; None for that of the head it begins with, or 64.
         term: of DSpark, one of `TERMS`; None for that of the head it begins with, or the first.
         loss: one of `LOSSES`.
         frozen_rows: of EAGLE-3: draft from the target's own output rows, which then do not learn, instead of rows that
@@ -128,6 +131,7 @@ class HeadMaker:
         losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
         own_rows: whether it has output rows of its own, as its authors' heads have.
         termed: whether its rows have one of DSpark's terms.
+        ranked: whether its term has a rank.
         most_drafts: how deep its folder can say that it drafts; None where there is no bound.
         most_layers: likewise of layers or blocks; 0 where it has none.
         path: whether a row knows the tokens drafted above it; else it is the same for all nodes of a depth.
@@ -139,6 +143,7 @@ class HeadMaker:
     losses: tuple[str, ...] = LOSSES
     own_rows: bool = False
     termed: bool = False
+    ranked: bool = False
     most_drafts: int | None = None
     most_layers: int | None = None
     path: bool = True
@@ -166,6 +171,8 @@ BLOCK_LOSSES: Mapping[str, BlockLoss] = {
     "lk-lambda": BlockLoss(0.0, 0.0, rows=lk_lambda),
 }
 """A block head's weights by the word of its loss."""
+XPRESS_LOSSES: Mapping[str, BlockLoss] = {**BLOCK_LOSSES, "published": BlockLoss(0.1, 0.9)}
+"""Those of each kind of XPress's rows."""
 
 
 def usual_reads(layers: int) -> tuple[int, ...]:
@@ -238,8 +245,11 @@ def _eagle_3(
 
 def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
     head = BlockHead(shape, path, path.told)
-    drafter = HeadDrafter(head, HeadEnds(tokens=ends.tokens))
-    return NewHead(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), drafter, write_block)
+    return _of_block(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), ends)
+
+
+def _of_block(training: BlockTraining, ends: TargetEnds) -> NewHead:
+    return NewHead(training, HeadDrafter(training.head, HeadEnds(tokens=ends.tokens)), write_block)
 
 
 def _block_shape(
@@ -272,16 +282,27 @@ def _dspark(
     vocab, width = ends.embedding.shape
     given = start if isinstance(start, BlockHead) else None
     shape = _block_shape(target, width, reads, size, given)
-    if shape.mask_id is None and not (given is not None and isinstance(given.path, Markov)):
-        end = target.config.get_text_config().eos_token_id
-        shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
-    if shape.mask_id is not None and shape.mask_id >= vocab:
-        raise InvalidParameter(
-            f"The mask of the head to begin with is token {shape.mask_id}, and the target has {vocab} tokens: it was "
-            "trained for another target."
-        )
+    shape = _masked(target, shape, keeps=given is not None and isinstance(given.path, Markov))
     path = _markov(size, vocab, len(ends.rows), shape.anatomy.width, None if given is None else given.path)
     return _block(ends, shape, path, size)
+
+
+def _masked(target: PreTrainedModel, shape: BlockShape, *, keeps: bool) -> BlockShape:
+    """Return a shape whose mask is a token, the target's end where it had an embedding of its own and keeps none.
+
+    Raises:
+        InvalidParameter: the mask is none of the target's tokens.
+    """
+    config = target.config.get_text_config()
+    if shape.mask_id is None and not keeps:
+        end = config.eos_token_id
+        shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
+    if shape.mask_id is not None and shape.mask_id >= config.vocab_size:
+        raise InvalidParameter(
+            f"The mask of the head to begin with is token {shape.mask_id}, and the target has {config.vocab_size} "
+            "tokens: it was trained for another target."
+        )
+    return shape
 
 
 def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm | None) -> PathTerm:
@@ -293,12 +314,55 @@ def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm |
     like = given if isinstance(given, Markov) else None
     kind = Markov if like is None else type(like)
     kind = kind if size.term is None else TERMS[size.term]
-    if like is not None and type(like) is kind and size.rank not in (None, like.rank):
-        raise InvalidParameter(
-            f"The head to begin with has a term of rank {like.rank}, not {size.rank}; leave rank out."
-        )
+    if like is not None and type(like) is kind:
+        _check_rank(size, like.rank)
     rank = size.rank or (RANK if like is None else like.rank)
     return Markov(vocab, rows, rank) if kind is Markov else kind(vocab, rows, rank, width)  # pyright: ignore[reportCallIssue]  the two others read the slot
+
+
+def _check_rank(size: HeadSize, rank: int) -> None:
+    if size.rank not in (None, rank):
+        raise InvalidParameter(f"The head to begin with has a term of rank {rank}, not {size.rank}; leave rank out.")
+
+
+def _in_place(
+    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None, kind: type
+) -> BlockShape:
+    """Return the sizes of a block head whose slots draft their own places, as those with a term of a kind do."""
+    shape = _block_shape(target, width, reads, size, given)
+    goes_on = given is not None and isinstance(given.path, kind)
+    shape = shape if goes_on else replace(shape, shifted=False, block=shape.drafts + 1)
+    return _masked(target, shape, keeps=goes_on)
+
+
+def _xpress(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, XPress) else None
+    shape = _in_place(target, width, reads, size, given, XPress)
+    if like is not None:
+        _check_rank(size, like.rank)
+        if like.slots != shape.block:
+            raise InvalidParameter(f"The head to begin with mixes {like.slots} slots, not {shape.block}.")
+    rank = size.rank or (RANK if like is None else like.rank)
+    inner = 2 * rank if like is None else like.inner
+    path = XPress(vocab, len(ends.rows), rank, shape.anatomy.width, shape.block, inner)
+    return _of_block(XPressTraining(BlockHead(shape, path), ends, ANCHORS, XPRESS_LOSSES[size.loss]), ends)
+
+
+def _lilicorr(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width, given = ends.embedding.shape[1], start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, LiLiCorr) else None
+    shape = _in_place(target, width, reads, size, given, LiLiCorr)
+    if like is not None and like.drafts != shape.drafts:
+        raise InvalidParameter(f"The head to begin with has candidates of {like.drafts} drafts, not {shape.drafts}.")
+    own = shape.anatomy
+    lattice = LatticeShape(8, own.width, 2, own.heads, 2.0, own.width, 1e-4, 8.0, own.eps)
+    path = LiLiCorr(own.width, shape.drafts, lattice if like is None else like.shape)
+    return _of_block(LatticeTraining(BlockHead(shape, path), ends, ANCHORS, LATTICE_LOSSES[size.loss]), ends)
 
 
 def _mixing(
@@ -383,7 +447,9 @@ MAKERS: Mapping[str, HeadMaker] = {
     "hydra++": _walk(partial(_hydra, True)),
     "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
-    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True),
+    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
+    "xpress": HeadMaker(_xpress, ranked=True),
+    "lilicorr": HeadMaker(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
