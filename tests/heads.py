@@ -162,8 +162,8 @@ class Seen(Toy):
 NARROW = {"heads": 2, "groups": 1, "channels": 2}
 TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "block": lambda vocab: block_drafter(vocab=vocab, width=4, block=3, anatomy=NARROW),
-    "XPress": lambda vocab: block_drafter("xpress", vocab=vocab, width=4, block=4, anatomy=NARROW),
-    "LiLiCorr": lambda vocab: block_drafter("lilicorr", vocab=vocab, width=4, block=4, anatomy=NARROW),
+    "XPress": lambda vocab: block_drafter("xpress", vocab=vocab, width=4, block=3, anatomy=NARROW),
+    "LiLiCorr": lambda vocab: block_drafter("lilicorr", vocab=vocab, width=4, block=3, anatomy=NARROW),
     "EAGLE": lambda vocab: eagle_drafter(4),
     "Medusa": lambda vocab: medusa_drafter(4),
     "Hydra++": lambda vocab: walk("hydra++", 4, vocab),

@@ -445,7 +445,7 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("mixing", HeadSize(term="rnn"))
     with pytest.raises(InvalidParameter, match="kind medusa has no term of a rank; that is of dspark or xpress"):
         HeadPlan("medusa", HeadSize(rank=64))
-    with pytest.raises(InvalidParameter, match="lilicorr learns by the loss published or .*, not lk-lambda"):
+    with pytest.raises(InvalidParameter, match=r"lilicorr learns by the loss published or .*, not lk-lambda"):
         HeadPlan("lilicorr", HeadSize(loss="lk-lambda"))
     with pytest.raises(InvalidParameter, match="term is vanilla, gated, rnn, not 'lstm'"):
         HeadSize(term="lstm")

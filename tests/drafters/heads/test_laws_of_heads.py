@@ -4,18 +4,22 @@ Every draw of drafts and every verdict is a choice, and all choices are made in 
 law, whatever a head's rows know of the tokens drafted above them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import TOY_HEADS, Seen, every_head
+from heads import LATTICE, NARROW, TOY_HEADS, Seen, block_drafter, every_head
 
 import polydraft
 from polydraft import Chain, Widths
 from polydraft.catalogue import tables
+from polydraft.drafters import HeadDrafter
+from polydraft.drafters.heads.block_head import BlockHead
+from polydraft.drafters.heads.drafter import HeadEnds
+from polydraft.drafters.heads.lilicorr import LiLiCorr
 from polydraft.schemes import IID, Given, Scheme
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import (
@@ -134,3 +138,16 @@ def test_shared_noise_writes_the_text_of_its_seed_whatever_a_head_drafts(head: s
     found = polydraft.generate(model, prompts, drafter=every_head()[head], policy=Widths((2, 2)), **options)
     assert torch.equal(found.sequences, plain.sequences) and found.statistics.accepted > 0
     assert len({tuple(one) for one in plain.sequences.tolist()}) == len(prompts)
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_rows_of_some_candidates_alone_write_the_targets_law(case: Case) -> None:
+    """LiLiCorr's rows have two of three tokens, of which the others are never drafted."""
+    head = block_drafter("lilicorr", vocab=3, width=4, block=3, anatomy=NARROW).network
+    path = LiLiCorr(4, 2, replace(LATTICE, candidates=2))
+    few = BlockHead(head.shape, path).double().eval().requires_grad_(False)
+    target = Seen(3)
+    law, failures = law_of(target, HeadDrafter(few, HeadEnds()), case.rule, case.policy, [PROMPT], 3, steps=1)
+    assert not failures
+    assert distance(law, target.texts(PROMPT, 3)) < 1e-12

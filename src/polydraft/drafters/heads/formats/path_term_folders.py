@@ -88,10 +88,11 @@ def _check_settings(fields: Fields, tensors: Tensors) -> None:
     told = [name for name in ("num_jacobi_passes", "xpress_num_passes") if fields.get(name) is not None]
     if len({fields.count(name) for name in told}) > 1:
         raise fields.wrong(told[1], fields.get(told[1]), f"{told[0]} is {fields.get(told[0])}")
-    backbone, convolved = fields.get("xpress_backbone", "dflash"), tensors.has(CONVOLUTION)
-    if backbone not in ("dflash", "dflash2") or (backbone == "dflash2" and not convolved):
-        has = "its layers have" if convolved else "its layers have no"
-        raise fields.wrong("xpress_backbone", backbone, f"it must be dflash or dflash2, and {has} convolutions")
+    backbone = fields.get("xpress_backbone", "dflash")
+    if backbone not in ("dflash", "dflash2"):
+        raise fields.wrong("xpress_backbone", backbone, "it must be dflash or dflash2")
+    if backbone == "dflash2" and not tensors.has(CONVOLUTION):
+        raise fields.wrong("xpress_backbone", backbone, f"{CONVOLUTION} is missing")
     if fields.get("xpress_selector"):
         tensors.drop(*(f"candidate_selector.{name}" for name in SELECTOR))
 
