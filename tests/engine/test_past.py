@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from doubles import passes_of, perturbed, tiny_model
-from heads import every_head
+from heads import IN_PLACE, block_drafter, every_head
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -84,7 +84,7 @@ def ouroboros() -> OuroborosDrafter:
 
 @cache
 def head(name: str) -> Drafter:
-    return every_head()[name]
+    return block_drafter(name) if name in IN_PLACE else every_head()[name]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ CASES = {
     "ensemble, greedy": Case(ensemble, partial(Widths, (2, 1)), 0),
     "ensemble, sampled": Case(ensemble, partial(Widths, (2, 1)), 0.9),
     **{f"{name}, greedy": Case(partial(head, name), partial(Widths, (2, 2, 1)), 0) for name in every_head()},
-    **{f"{name}, sampled": Case(partial(head, name), partial(Chain, 3), 0.9) for name in every_head()},
+    **{f"{name}, sampled": Case(partial(head, name), partial(Chain, 3), 0.9) for name in (*every_head(), *IN_PLACE)},
     "lookup before a head": Case(lambda: LookupFirst(head("a block head"), 1), partial(Widths, (2, 1, 1)), 0),
     "lookup, greedy": Case(lambda: LookupFirst(model(), 1), partial(Widths, (2, 1, 1)), 0),
     "lookup, sampled": Case(lambda: LookupFirst(model(), 1), partial(Chain, 3), 0.9),

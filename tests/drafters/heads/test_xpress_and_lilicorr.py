@@ -8,7 +8,7 @@ import pytest
 import torch
 from doubles import tiny_model
 from heads import IN_PLACE, LATTICE, VOCAB, WIDTH, block_drafter, block_head
-from test_block_heads import ROWS, begun, text_of
+from test_block_heads import ROWS, begun, session_for, text_of
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -21,6 +21,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise
 from polydraft.reading import Reader
+from polydraft.rows import cut
 from polydraft.schemes import TopK
 from polydraft.trees import Chain, Frontier, Widths
 
@@ -330,6 +331,27 @@ def test_what_is_read_in_pieces_is_what_is_read_at_once(term: str) -> None:
     one, other = (drafter.draft(state, request)[0] for state in (at_once, in_parts))
     assert torch.equal(one.tree.tokens, other.tree.tokens)
     torch.testing.assert_close(one.probs, other.probs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("term", IN_PLACE)
+def test_a_text_that_was_cut_to_one_token_is_drafted_for_as_a_fresh_one(term: str) -> None:
+    """What was known of the token before a root is forgotten with it."""
+    drafter, one = block_drafter(term), text_of([ROWS[0][:1]])
+    cut_off = cut(begun(TARGET, drafter, text_of(ROWS[:1]))[0], 0, 1)
+    fresh = drafter.start(one, session_for(TARGET, drafter))
+    request = DraftRequest(one, TopK(), Widths((2, 1)), Noise.from_seed(1, 1))
+    found, wanted = (drafter.draft(state, request)[0] for state in (cut_off, fresh))
+    assert torch.equal(found.tree.tokens, wanted.tree.tokens) and torch.equal(found.probs, wanted.probs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("term", IN_PLACE)
+def test_heads_run_in_the_targets_precision(term: str, dtype: torch.dtype) -> None:
+    drafter, target = block_drafter(term), tiny_model(vocab=VOCAB, dtype=dtype)
+    drafter.network.to(dtype)
+    given: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 12, "seed": 3}
+    found: Any = polydraft.generate(target, torch.tensor([ROWS[0]]), drafter=drafter, policy=Widths((2, 1)), **given)
+    assert found.statistics.drafted > 0 and not found.statistics.fallback
 
 
 @pytest.mark.parametrize("term", IN_PLACE)
