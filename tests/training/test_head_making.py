@@ -250,6 +250,7 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path
         ("lilicorr", 16),
         ("medusa", None),
         ("eagle", None),
+        ("hass", None),
         ("eagle-3", 16),
     ],
 )

@@ -5,8 +5,13 @@ by one, as a head does j tokens below the root. So index i of pass j is the node
 the path of the text itself: its pair is (t_{i+1+j}, h'), its position i + j, and it sees the pairs up to i of pass 0
 and its own ancestors, which stand at index i of the passes before.
 
+HASS trains EAGLE-1's head by such passes as well, and stops gradients between them. Its authors write pass j over all
+places of the text: place i then reads what pass j - 1 made at place i - 1, and the keys that are d < j places away are
+those of pass j - d. That is index i - j here. Their first j places, which repeat pass j - 1, have no index.
+
 Sources: EAGLE (arXiv 2401.15077, section 4.2), EAGLE-3 (2503.01840, section 3.2, "training-time test"),
-SafeAILab/EAGLE.
+SafeAILab/EAGLE; HASS (2408.15766), HArmonizedSS/HASS (`model/cnets_hass.py`, `train/main_hass.py`), whose masks
+multiply scores by 0 where these hide keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,6 +64,10 @@ ROW_LOSSES: Mapping[str, RowLoss] = {
 entropy + 1.8 total variation; or one of the LK losses."""
 
 
+LIKELIEST = 10
+"""Of how many of the target's tokens HASS has a loss of their own."""
+
+
 @dataclass(frozen=True)
 class EagleLoss:
     """The weights of the losses.
@@ -68,6 +77,7 @@ class EagleLoss:
         decay: pass j counts decay^j.
         states: of the distance between foretold and true states, for EAGLE-1.
         entropy: of the soft cross entropy of its rows.
+        likeliest: of the same sum over the target's `LIKELIEST` tokens alone, for HASS.
         noise: how far at most EAGLE-1's states are moved while it learns: uniformly, by noise * 256 / t in texts of t
             tokens.
 
@@ -79,6 +89,7 @@ class EagleLoss:
     decay: float = 0.8
     states: float = 1.0
     entropy: float = 0.1
+    likeliest: float = 0.0
     noise: float = 0.2
 
     def __post_init__(self) -> None:
@@ -93,6 +104,9 @@ class _Training(HeadTraining):
         passes: how many; as many drafts are measured.
         ends: what the head has of its own at its ends, such as output rows that are trained; None for nothing.
     """
+
+    through = True
+    """Whether gradients flow from pass to pass."""
 
     def __init__(
         self,
@@ -129,7 +143,8 @@ class _Training(HeadTraining):
             cost: a loss for each index, of the pass's number, its states and logits, the target's laws and the labels.
         """
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
-        for depth, states in enumerate(unrolled(self.head, self.embedded, batch.ids, features, passes)):
+        made = unrolled(self.head, self.embedded, batch.ids, features, passes, through=self.through)
+        for depth, states in enumerate(made):
             laws, labels, there = self._asked(depth, batch)
             logits = self.logits(states)
             losses.append(weighted(cost(depth, states, logits, laws, labels), there.float()))
@@ -152,25 +167,57 @@ class _Training(HeadTraining):
 class Eagle1Training(_Training):
     """EAGLE-1's head with its losses: SmoothL1 of the foretold states, and soft cross entropy of their rows.
 
-    It reads the target's final states. One pass is learnt from. Measured are all passes, where the module does not
-    train.
+    It reads the target's final states. Measured are all passes, where the module does not train.
+
+    Args:
+        learnt: how many passes are learnt from, all with the same weight: EAGLE-1's one, or HASS's three.
+
+    Raises:
+        InvalidParameter: more are learnt from than there are, or none.
     """
 
+    through = False
+
+    def __init__(
+        self,
+        head: EagleHead,
+        target: TargetEnds,
+        passes: int = 5,
+        weights: EagleLoss = EagleLoss(),
+        ends: HeadEnds | None = None,
+        learnt: int = 1,
+    ) -> None:
+        super().__init__(head, target, passes, weights, ends)
+        if not 1 <= learnt <= passes:
+            raise InvalidParameter(f"A head of {passes} passes learns from 1 to {passes} of them, not {learnt}.")
+        self.learnt = learnt
+
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
-        """Return the losses of the first pass."""
-        own, final = self.weights, batch.final
+        """Return the losses of the passes that are learnt from."""
+        own, final, learnt = self.weights, batch.final, self.learnt
         given = final
         if self.training and own.noise:
             given = final + (torch.rand_like(final) - 0.5) * own.noise * 512 / batch.ids.shape[1]
 
         def cost(depth: int, states: Tensor, logits: Tensor, laws: Tensor, labels: Tensor) -> Values:
-            if depth:  # measured alone
+            if depth >= learnt:  # measured alone
                 return logits.new_zeros(labels.shape)
-            return own.states * smooth_l1(states, final[:, 1:]) + own.entropy * soft_cross_entropy(logits, laws)
+            wanted = final[:, 1 + depth :]
+            away = nn.functional.pad(smooth_l1(states[:, : wanted.shape[1]], wanted), (0, depth))
+            rows = own.entropy * soft_cross_entropy(logits, laws)
+            if own.likeliest:
+                rows = rows + own.likeliest * soft_cross_entropy(logits, _of_likeliest(laws))
+            return own.states * away + rows
 
-        losses, overlaps, counts = self.drafted(batch, given, 1 if self.training else self.passes, cost)
-        found, missing = summed(losses[:1], overlaps, counts), self.passes - len(counts)
+        losses, overlaps, counts = self.drafted(batch, given, learnt if self.training else self.passes, cost)
+        found, missing = summed(losses[:learnt], overlaps, counts), self.passes - len(counts)
         return {name: one if name == "loss" else nn.functional.pad(one, (0, missing)) for name, one in found.items()}
+
+
+def _of_likeliest(laws: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
+    """Return a law's likeliest tokens with their chances, and 0 elsewhere."""
+    best = laws.topk(min(LIKELIEST, laws.shape[-1]))
+    return torch.zeros_like(laws).scatter(-1, best.indices, best.values)
 
 
 class Eagle3Training(_Training):
@@ -204,6 +251,8 @@ def unrolled(
     ids: Int[Tensor, "b t"],
     features: Float[Tensor, "b t r"],
     passes: int,
+    *,
+    through: bool = True,
 ) -> list[Float[Tensor, "b n d"]]:
     """Return what a head makes in every pass over texts of t = n + 1 tokens.
 
@@ -211,6 +260,7 @@ def unrolled(
 
     Args:
         features: the target's own hidden states, which the head reads.
+        through: whether gradients flow from a pass into the states that it reads of the pass before.
     """
     width, device = ids.shape[1] - 1, ids.device
     indices = torch.arange(width, device=device)
@@ -224,7 +274,7 @@ def unrolled(
         seen = [_seen(layer) for layer in kept]
         states = head(embedded(tokens), hidden, (indices + depth).expand(len(ids), -1), seen, mask)
         found.append(states)
-        hidden = head.recycled(states)
+        hidden = head.recycled(states if through else states.detach())
     return found
 
 

@@ -162,6 +162,9 @@ MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
     "lk-lambda": lk_lambda,
 }
 """What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
+HASS_LOSSES: Mapping[str, EagleLoss] = {"published": EagleLoss(likeliest=1.0), "entropy": EagleLoss()}
+"""HASS's weights by the word of its loss. Its authors train by the second first, and then a fifth as long by the first.
+"""
 BLOCK_LOSSES: Mapping[str, BlockLoss] = {
     "published": BlockLoss(),
     "entropy": BlockLoss(1.0, 0.0),
@@ -217,7 +220,13 @@ def _medusa(
 
 
 def _eagle_1(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+    learnt: int,
+    losses: Mapping[str, EagleLoss],
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
 ) -> NewHead:
     if isinstance(start, Eagle1Head):
         head = Eagle1Head(
@@ -225,9 +234,9 @@ def _eagle_1(
         )
     else:
         head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
-    own = HeadEnds(tokens=ends.tokens)
-    drafter = HeadDrafter(head, own)
-    return NewHead(Eagle1Training(head, ends, size.drafts or DRAFTS, ends=own), drafter, write_eagle)
+    own, passes = HeadEnds(tokens=ends.tokens), size.drafts or DRAFTS
+    training = Eagle1Training(head, ends, passes, losses[size.loss], own, min(learnt, passes))
+    return NewHead(training, HeadDrafter(head, own), write_eagle)
 
 
 def _eagle_3(
@@ -445,7 +454,8 @@ MAKERS: Mapping[str, HeadMaker] = {
     "redrafter": _walk(_redrafter),
     "hydra": _walk(partial(_hydra, False)),
     "hydra++": _walk(partial(_hydra, True)),
-    "eagle": HeadMaker(_eagle_1, fewer=(), losses=("published",)),
+    "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
+    "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
     "xpress": HeadMaker(_xpress, ranked=True),
@@ -453,5 +463,5 @@ MAKERS: Mapping[str, HeadMaker] = {
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
-READ_FINAL_STATE_ONLY = ("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "eagle")
+READ_FINAL_STATE_ONLY = ("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "eagle", "hass")
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""
