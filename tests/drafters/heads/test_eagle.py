@@ -47,9 +47,11 @@ VARIANTS = {
     "recycled": {"norms": Eagle3Norms(output=True)},
     "joined": {"norms": Eagle3Norms(joined=True)},
     "sources": {"norms": Eagle3Norms(residual=True, output=True, sources=True)},
+    "rows without a norm": {"norms": Eagle3Norms(rows=False)},
+    "final": {"norms": Eagle3Norms(), "reads": ("final",)},
 }
 SCHEMES = [one for one in every_scheme() if isinstance(one, SAMPLED)]
-MAIN = ("one", "three", "sources")
+MAIN = ("one", "three", "sources", "final")
 
 
 def randomly(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> None:
@@ -63,7 +65,8 @@ def randomly(module: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> None
 
 def head_of(name: str, anatomy: Anatomy = ANATOMY) -> EagleHead:
     settings: dict[str, Any] = dict(VARIANTS[name])
-    made = Eagle3Head(anatomy, (2, 1, 0), WIDTH, **settings) if "norms" in settings else Eagle1Head(anatomy, **settings)
+    reads = settings.pop("reads", (2, 1, 0))
+    made = Eagle3Head(anatomy, reads, WIDTH, **settings) if "norms" in settings else Eagle1Head(anatomy, **settings)
     randomly(made)
     return made.double().eval()
 
@@ -146,13 +149,13 @@ def by_hand(head: EagleHead, embedded: Tensor, hidden: Tensor, places: Tensor, s
     states = states + by_hand_mlp(rms(states, own["post_attention_layernorm.weight"]), own)
     for layer in range(head.depth - 1):
         states = plain_layer(states, part(weights, f"layers.{layer}."), places, sees)
-    return states, rms(states, weights["norm.weight"])
+    return states, rms(states, weights["norm.weight"]) if head.norms.rows else states
 
 
 def fused_by_hand(head: EagleHead, features: Tensor) -> Tensor:
-    if isinstance(head, Eagle1Head):
-        return features
     weights = dict(head.state_dict())
+    if isinstance(head, Eagle1Head) or "fc.weight" not in weights:
+        return features
     assert isinstance(head, Eagle3Head)
     if head.norms.joined:
         features = rms(features, weights["input_norm.weight"])

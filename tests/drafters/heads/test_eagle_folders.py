@@ -12,15 +12,17 @@ import pytest
 import torch
 from doubles import tiny_model
 from safetensors.torch import load_file, save_file
+from test_medusa import CONFIG, heads, layout_a
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from polydraft.drafters import load_head
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.formats.eagle_folders import is_eagle, read_eagle, write_eagle
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
-from polydraft.models import HuggingFaceModel, read_plain
+from polydraft.models import HuggingFaceModel, read_plain, write_plain
 
 VOCAB = 24
 TOKENS = torch.tensor([0, 1, 2, 4, 5, 7, 8, 9, 11, 12, 15, 17, 20, 23])
@@ -74,6 +76,11 @@ def vocabulary(tokens: Tensor = TOKENS) -> dict[str, Tensor]:
     return {"d2t": tokens - torch.arange(len(tokens)), "t2d": there}
 
 
+def without_fc(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in shapes.items() if name != "fc.weight"}
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
 FIRST = {"embed_tokens.weight": (VOCAB, 16), "fc.weight": (16, 32), **under("layers.0.", LAYER)}
 THIRD = {"fc.weight": (16, 48), "norm.weight": (16,), "lm_head.weight": (14, 16)}
 SOURCES = {f"fc_norm.{one}.weight": (16,) for one in range(3)}
@@ -115,6 +122,14 @@ FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
         {**SPECULATORS, "norm_before_fc": True},
         {**tensors_of({**THIRD, **under("layers.0.", PAIRS), "input_norm.weight": (48,)}), **vocabulary()},
     ),
+    "vllm, final": (
+        {**LLAMA, "draft_vocab_size": 14, "eagle_config": {"use_aux_hidden_state": False}, "logit_scale": 0.5},
+        {**tensors_of({**without_fc(THIRD), **under("layers.0.", PAIRS)}), **vocabulary()},
+    ),
+    "specforge, raw": (
+        {**LLAMA, "draft_vocab_size": 14, IDS: [2, 1, 3], "norm_output": False, "recycle": "raw", "qkv_bias": False},
+        {**tensors_of({**THIRD, **under("midlayer.", PAIRS)}), **vocabulary()},
+    ),
     "speculators, eagle": (
         {"speculators_model_type": "eagle", "transformer_layer_config": LLAMA, "fusion_bias": True},
         tensors_of({"fusion_fc.weight": (16, 32), "fusion_fc.bias": (16,), **under("transformer.", LAYER)}),
@@ -154,7 +169,8 @@ def test_folders_are_read(name: str, pickled: bool, tmp_path: Path) -> None:
     assert is_eagle(config)
     drafter = loaded(put(tmp_path / "head", config, tensors, pickled))
     third = "d2t" in tensors
-    expected: tuple[Any, ...] = ("final",) if not third else (2, 3, 3) if name == "eagle 3" else (2, 1, 3)
+    final = not third or name == "vllm, final"
+    expected: tuple[Any, ...] = ("final",) if final else (2, 3, 3) if name == "eagle 3" else (2, 1, 3)
     assert drafter.needs.layers == expected
     assert drafter.network.anatomy.rotation == Rotation(10_000.0) and drafter.network.anatomy.eps == 1e-5
     count = sum(value.numel() for value in [*drafter.network.parameters(), *drafter.ends.parameters()])
@@ -165,6 +181,8 @@ def test_folders_are_read(name: str, pickled: bool, tmp_path: Path) -> None:
         assert drafter.network.norms.residual == (name == "speculators")
         assert drafter.network.norms.output == drafter.network.norms.sources == (name == "eagle 3.1")
         assert drafter.network.norms.joined == (name == "gpt-oss")
+        assert drafter.network.norms.rows == (name != "specforge, raw")
+        assert drafter.ends.multiplier == (0.5 if name == "vllm, final" else 1)
 
 
 @pytest.mark.parametrize("speculators", [False, True])
@@ -179,11 +197,18 @@ def test_folders_are_written_as_they_are_read(
             with pytest.raises(InvalidParameter, match="speculators"):
                 write_eagle(drafter, tmp_path / "new", model, speculators=speculators)
             return
+    if speculators and name in ("vllm, final", "specforge, raw"):
+        with pytest.raises(InvalidParameter, match="speculators has no form for EAGLE-3's heads"):
+            write_eagle(drafter, tmp_path / "new", model, speculators=True)
+        return
     write_eagle(drafter, tmp_path / "new", model, speculators=speculators, dtype=torch.float32)
     written = json.loads((tmp_path / "new" / "config.json").read_text())
     assert is_eagle(written)
     again = loaded(tmp_path / "new", None)
     assert again.needs == drafter.needs and again.network.anatomy == drafter.network.anatomy
+    assert again.ends.multiplier == drafter.ends.multiplier
+    if isinstance(drafter.network, Eagle3Head):
+        assert again.network.norms == drafter.network.norms
     for key, value in drafter.network.state_dict().items():
         assert torch.equal(again.network.state_dict()[key], value)
     for key, value in drafter.ends.state_dict().items():
@@ -206,7 +231,56 @@ DAMAGED: list[tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], Any], str
     ("eagle 3", lambda c, t: t["t2d"].logical_not_(), "d2t and t2d name different tokens"),
     ("eagle 3", lambda c, t: c.update(draft_vocab_size="many"), "draft_vocab_size is"),
     ("eagle 3", lambda c, t: c.update(hidden_act="gelu"), "activation"),
-    ("eagle 3", lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "reads no layers"),
+    ("eagle 3", lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "holds fc.weight"),
+    (
+        "gpt-oss",
+        lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}),
+        "norm_before_fc is True; a head that reads no layers of its target projects nothing",
+    ),
+    (
+        "vllm, final",
+        lambda c, t: c.update(target_hidden_size=32),
+        "target_hidden_size is 32; the head projects no states and is 16 wide",
+    ),
+    ("vllm, final", lambda c, t: c.update(logit_scale=0), "logit_scale is 0; it must be a number above 0"),
+    ("eagle 3.1", lambda c, t: c.pop("fc_norm"), "fc_norm is False; its tensors hold fc_norm.0.weight"),
+    ("speculators", lambda c, t: c.update(fc_norm=True), "fc_norm is True; its tensors hold no fc_norm.0.weight"),
+    ("eagle 3.1", without("fc_norm.2.weight"), "fc_norm.2.weight is missing"),
+    ("gpt-oss", lambda c, t: c.pop("norm_before_fc"), "norm_before_fc is False; its tensors hold input_norm.weight"),
+    ("gpt-oss", without("input_norm.weight"), "norm_before_fc is True; its tensors hold no input_norm.weight"),
+    (
+        "gpt-oss",
+        lambda c, t: (c.update(fc_norm=True), t.update(tensors_of(SOURCES))),
+        "fc_norm is True; norm_before_fc is true as well, and a head has one of the two",
+    ),
+    ("eagle 3", lambda c, t: c.update(recycle="both"), "recycle is 'both'; it must be raw or normed"),
+    ("eagle", lambda c, t: c.update(recycle="raw"), "recycle is 'raw'; EAGLE-1's heads recycle"),
+    ("eagle 3", lambda c, t: c.update(qkv_bias=True), "qkv_bias is True; its tensors hold no biases of queries"),
+    (
+        "eagle",
+        lambda c, t: (c.update(qkv_bias=False), t.update({"layers.0.self_attn.q_proj.bias": torch.ones(16)})),
+        "qkv_bias is False; its tensors hold biases",
+    ),
+    (
+        "specforge",
+        lambda c, t: c["eagle_config"].update(parallel_draft_step=3),
+        "parallel_draft_step is 3; drafts with parallel draft heads are not read",
+    ),
+    (
+        "specforge",
+        lambda c, t: t.update({"parallel_draft_heads.lm_head.weight": torch.ones(14, 16)}),
+        "holds parallel_draft_heads.lm_head.weight: drafts with parallel draft heads are not read",
+    ),
+    (
+        "eagle 3",
+        lambda c, t: c.update(architectures=["Eagle3DeepseekV2ForCausalLM"]),
+        "architectures is 'Eagle3DeepseekV2ForCausalLM'; drafts with latent attention are not read",
+    ),
+    (
+        "eagle 3",
+        lambda c, t: t.update({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, 32)}),
+        "holds midlayer.self_attn.kv_a_proj_with_mqa.weight: drafts with latent attention are not read",
+    ),
     ("eagle 3", lambda c, t: c.update(rope_theta=0), "rope_theta is 0; it must be a number above 0"),
     ("eagle 3", lambda c, t: c.update(vocab_size="many"), "vocab_size is 'many'"),
     ("eagle 3", lambda c, t: t.update(d2t=torch.tensor(0)), r"d2t has shape \[\], no list of tokens"),
@@ -248,6 +322,44 @@ def test_what_is_wrong_with_a_folder_is_said(name: str, damage: Any, message: st
     with pytest.raises(CheckpointError, match=message) as caught:
         loaded(put(tmp_path / "head", config, tensors))
     assert str(caught.value).count(". ") == 0
+
+
+def norms_read(folder: Path, recycle: str | None) -> tuple[bool, bool]:
+    norms = load_head(folder, 6, recycle=recycle).network.norms
+    return norms.output, norms.rows
+
+
+@pytest.mark.parametrize(
+    ("told", "recycle", "wanted"),
+    [
+        (None, None, (False, True)),
+        (True, None, (True, True)),
+        (False, None, (False, True)),
+        (None, "raw", (False, True)),
+        (True, "raw", (False, True)),
+        (False, "raw", (False, False)),
+        (None, "normed", (True, True)),
+        (True, "normed", (True, True)),
+    ],
+)
+def test_norm_output_has_two_meanings_and_a_reader_may_choose(
+    told: bool | None, recycle: str | None, wanted: tuple[bool, bool], tmp_path: Path
+) -> None:
+    """SpecForge's was, before September 2026, whether rows have the last norm; everyone's, whether states do."""
+    config, tensors = FOLDERS["specforge"]
+    given = put(tmp_path / "head", config if told is None else {**config, "norm_output": told}, tensors)
+    assert norms_read(given, recycle) == wanted
+    if recycle is not None:  # a folder may say it as well
+        said = json.loads((given / "config.json").read_text())
+        (given / "config.json").write_text(json.dumps({**said, "recycle": recycle}))
+        assert norms_read(given, None) == wanted
+
+
+def test_only_heads_that_recycle_states_are_told_which(tmp_path: Path) -> None:
+    write_plain(tmp_path, CONFIG, layout_a(heads(2, dtype=torch.float32)))
+    load_head(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a Medusa head, and only EAGLE-3's recycle states"):
+        load_head(tmp_path, recycle="raw")
 
 
 def test_layers_that_nobody_names_need_the_targets_depth(tmp_path: Path) -> None:

@@ -264,22 +264,31 @@ def ungrounded(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return found | {"hydra_mlp.0.0.linear.weight": torch.zeros(WIDTH, WIDTH)}
 
 
+def narrow(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return found | {"hydra_mlp.1.0.linear.weight": torch.zeros(WIDTH, 2 * WIDTH)}
+
+
 def unequal(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return found | {"hydra_mlp.1.2.linear.weight": 1 + found["hydra_mlp.1.2.linear.weight"]}
 
 
 DAMAGED: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "sizes of several layers": ("lstm", None, {"inner_dim": "12.8"}, "inner_dim is '12.8'; it must be one number"),
+    "sizes that are no numbers": ("lstm", None, {"emb_dim": "12.x"}, "emb_dim is '12.x'; it must be one number"),
     "another inner size": ("lstm", None, {"emb_dim": "16"}, "emb_dim is '16'; its tensors are 12 wide"),
     "an unknown method": ("lstm", None, {"method": "sum_gru"}, "it must be sum_rnn or sum_lstm"),
+    "tied tables that differ": ("mlp", None, {"tie_weights": True}, "another table than the first, and tie_weights"),
+    "a stage too many": ("mlp", None, {"n_predict": 4}, "n_predict is 4|emb.3.weight is missing"),
     "no norm": ("lstm", without("cell_ln.1.bias"), {}, "cell_ln.1.bias is missing"),
     "an exit without a projection": ("redrafter", None, {"exit_dim": 40}, "exit_dim is 40; .* no input_proj"),
     "a projection without an exit": ("redrafter, summed", None, {"exit_dim": 32}, "exit_dim is 32; .* an input_proj"),
     "a recurrence that is not there": ("redrafter, summed", None, {"rnn": True}, "rnn_u.weight is missing"),
     "a recurrence that is not wanted": ("redrafter", None, {"rnn": False}, "holds rnn_u.bias and 2 more"),
     "heads of attention": ("hydra", None, {"hydra_head_arch": "cross-attn"}, "heads of the kinds mlp and prefix-mlp"),
+    "heads of EAGLE's attention": ("hydra", None, {"hydra_head_arch": "eagle-attn"}, "heads of the kinds mlp and"),
     "heads without tokens": ("hydra", None, {"grounded_heads": False}, "are Medusa's"),
     "a head that reads no token": ("hydra, rows", ungrounded, {}, "reads 16 channels, and heads 16 wide read 32"),
+    "a head that reads a token too few": ("hydra, rows", narrow, {}, r"hydra_mlp.1.0.linear.weight has shape \[16, 32"),
     "blocks that are not one": ("hydra, rows", unequal, {}, "another table than the first, and Hydra says"),
     "a state beyond the target": ("hydra", None, {"hidden_state_offset": 9}, "must be known|the target has"),
     "more heads than tensors": ("hydra", None, {"hydra_num_heads": 4}, "hydra_mlp.3.0.linear.weight is missing"),

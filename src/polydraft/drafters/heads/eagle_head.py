@@ -78,7 +78,6 @@ class EagleHead(HeadNetwork):
     name = "eagle"
     title = "An EAGLE head"
     passes = None
-    fc: nn.Linear
 
     def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__()
@@ -121,13 +120,13 @@ class EagleHead(HeadNetwork):
 
     def memory(self, rows: int, capacity: int, like: Tensor) -> PairMemory:
         """Return an empty cache, and room for the target's states."""
-        own, none = self.fc.weight, (0,) * rows
+        own, none = next(self.parameters()), (0,) * rows
         cache = HeadCache.new(self.anatomy, self.depth, rows, capacity, own)
         return PairMemory(cache, own.new_zeros(rows, capacity + 1, self.width), none, none)
 
     def remember(self, memory: PairMemory, features: Features, counts: Sequence[int]) -> PairMemory:
         """Put hidden states of the target in their places."""
-        fused = self.fused(joined_states(features, self.reads).to(self.fc.weight))
+        fused = self.fused(joined_states(features, self.reads).to(next(self.parameters())))
         last = memory.states.shape[1] - 1
         rows = torch.arange(len(fused), device=fused.device).unsqueeze(-1)
         memory.states[rows, features.places.where(features.places >= 0, last)] = fused.to(memory.states.dtype)
@@ -258,12 +257,14 @@ class Eagle3Norms:
         output: whether the state behind the last norm is recycled, not the one before it (`norm_output`).
         joined: whether the joined hidden states are normed together (`norm_before_fc`).
         sources: whether each of them is normed by itself (`fc_norm`).
+        rows: whether output rows follow from the state behind the last norm; not so in some heads of SpecForge's.
     """
 
     residual: bool = False
     output: bool = False
     joined: bool = False
     sources: bool = False
+    rows: bool = True
 
 
 class PairLayer(nn.Module):
@@ -302,7 +303,8 @@ class Eagle3Head(EagleHead):
 
     Args:
         anatomy: sizes of its layers.
-        reads: which of the target's hidden states it reads: outputs of so many layers, joined in this order.
+        reads: which of the target's hidden states it reads: outputs of so many layers, joined in this order; or
+            "final" alone, which enters as it is.
         target_width: the width of these.
         norms: where norms are.
         layers: how many; those behind the first are ordinary ones.
@@ -318,7 +320,8 @@ class Eagle3Head(EagleHead):
     ) -> None:
         super().__init__(anatomy, layers, reads, target_width)
         self.norms = norms
-        self.fc = nn.Linear(len(reads) * target_width, anatomy.width, bias=False)
+        projects = reads != ("final",)
+        self.fc = nn.Linear(len(reads) * target_width, anatomy.width, bias=False) if projects else nn.Identity()
         self.midlayer = PairLayer(anatomy, after=norms.residual)
         self.layers = nn.ModuleList(DecoderLayer(anatomy) for _ in range(layers - 1))
         self.norm = Norm(anatomy.width, anatomy.eps)
@@ -347,5 +350,5 @@ class Eagle3Head(EagleHead):
         return self.norm(states) if self.norms.output else states
 
     def before_output(self, states):
-        """Return the states behind the last norm."""
-        return self.norm(states)
+        """Return the states behind the last norm, or as they are."""
+        return self.norm(states) if self.norms.rows else states

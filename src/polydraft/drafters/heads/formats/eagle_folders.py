@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
+from polydraft.drafters.heads.formats.eagle_settings import check_bias, norms_of, reads_final, refuse_other_drafts
 from polydraft.drafters.heads.formats.folder_fields import (
     DEFAULTS,
     Fields,
@@ -151,6 +152,8 @@ def _begun_anew(name: str, beginnings: Mapping[str, str]) -> str:
 def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> HeadDrafter[EagleHead]:
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     _check_norms(fields, third=False)
+    if fields.get("recycle") is not None:
+        raise fields.wrong("recycle", fields.get("recycle"), "EAGLE-1's heads recycle the states that they foretell")
     anatomy = _anatomy(fields, tensors, "layers.0.")
     head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
@@ -165,17 +168,11 @@ def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleH
     tensors.drop("verifier_lm_head.weight", "verifier_norm.weight")
     first = "midlayer." if any(name.startswith("midlayer.") for name in tensors.left) else "layers.0."
     tensors.left = {_of_layer(name, first): value for name, value in tensors.left.items()}
-    if fields.get("use_aux_hidden_state", True) is False:
-        raise CheckpointError(f"The head in {folder.name} reads no layers of its target, which EAGLE-3's heads do.")
+    refuse_other_drafts(fields, tensors)
     _check_norms(fields, third=True)
-    anatomy = _anatomy(fields, tensors, "midlayer.")
-    norms = Eagle3Norms(
-        residual=bool(fields.get("norm_before_residual", False)),
-        output=bool(fields.get("norm_output", False)),
-        joined=bool(fields.get("norm_before_fc", False)),
-        sources=bool(fields.get("fc_norm", False)),
-    )
-    reads, width = _reads(fields, target_layers), anatomy.width
+    anatomy, norms = _anatomy(fields, tensors, "midlayer."), norms_of(fields, tensors)
+    width = anatomy.width
+    reads = ("final",) if reads_final(fields, norms, width) else _reads(fields, target_layers)
     target_width = fields.count("target_hidden_size", width, each=width)
     head = Eagle3Head(anatomy, reads, target_width, norms, fields.count("num_hidden_layers", 1, each=width))
     tensors.fill(head)
@@ -215,7 +212,9 @@ def _anatomy(fields: Fields, tensors: Tensors, layer: str) -> Anatomy:
     """Return the layers' sizes; whether they have biases and norms of queries and keys, the tensors tell."""
     attention = f"{layer}self_attn."
     normed, bias = tensors.has(f"{attention}q_norm.weight"), tensors.has(f"{attention}q_proj.bias")
-    return replace(fields.anatomy(normed=normed), bias=bias, output_bias=tensors.has(f"{attention}o_proj.bias"))
+    own = replace(fields.anatomy(normed=normed), bias=bias, output_bias=tensors.has(f"{attention}o_proj.bias"))
+    check_bias(fields, own)
+    return own
 
 
 def _reads(fields: Fields, target_layers: int | None) -> tuple[int, ...]:
@@ -250,7 +249,7 @@ def _own_ends(fields: Fields, tensors: Tensors, width: int) -> HeadEnds:
         tokens, order = tokens.sort()
         with torch.no_grad():
             rows.weight.copy_(rows.weight[order])
-    return HeadEnds(tensors.embedding(width), rows, tokens)
+    return HeadEnds(tensors.embedding(width), rows, tokens, multiplier=fields.number("logit_scale", 1.0, above=0))
 
 
 def write_eagle(
@@ -295,14 +294,20 @@ def _written_third(
         tensors["embed_tokens.weight"] = ends.embed_tokens.weight
     sizes = _sizes(head, target)
     narrow = head.target_width == head.anatomy.width
+    final, raw = head.reads == ("final",), not head.norms.rows
+    if speculators and (final or raw):
+        what = "read no layers of their target" if final else "have no norm before their output rows"
+        raise InvalidParameter(f"speculators has no form for EAGLE-3's heads that {what}.")
     own: dict[str, Any] = {
         "draft_vocab_size": len(tensors["lm_head.weight"]),
         "target_hidden_size": None if narrow else head.target_width,
-        IDS: [*head.reads],
+        **({"eagle_config": {"use_aux_hidden_state": False}} if final else {IDS: [*head.reads]}),
         "norm_before_residual": head.norms.residual,
         "norm_before_fc": head.norms.joined,
         "fc_norm": head.norms.sources,
         "norm_output": head.norms.output,
+        **({"recycle": "raw"} if raw else {}),
+        **({} if ends.multiplier == 1 else {"logit_scale": ends.multiplier}),
     }
     if speculators:
         named = speculator("eagle3", "Eagle3Speculator", **PROPOSAL)

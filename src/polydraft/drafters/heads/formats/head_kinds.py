@@ -1,7 +1,7 @@
 """Which kind of head a folder holds, and its drafter."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,6 +84,8 @@ def load_head(
     target_layers: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    *,
+    recycle: str | None = None,
 ) -> Drafter:
     """Load a draft head.
 
@@ -92,14 +94,20 @@ def load_head(
         target_layers: how many layers its target has, if it is known.
         dtype: the precision to run it in; the target's.
         device: where; the target's.
+        recycle: which of its own states a head of EAGLE-3's reads again, "raw" as its last layer made them or "normed";
+            None for what its folder says. Some of SpecForge's mean "raw" where they say `norm_output`.
 
     Raises:
-        CheckpointError: it is missing or damaged, or no head.
+        CheckpointError: it is missing or damaged, no head, or one that has nothing to recycle so.
     """
     folder = read_plain(name)
+    if recycle is not None:
+        folder = replace(folder, config={**folder.config, "recycle": recycle})
     kind = _kind(folder.config, lambda: {name: tuple(one.shape) for name, one in folder.tensors.items()})
     if kind is None:
         raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
+    if recycle is not None and kind.read is not read_eagle:
+        raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only EAGLE-3's recycle states.")
     try:
         drafter = kind.read(folder, target_layers)
     except CheckpointError:
