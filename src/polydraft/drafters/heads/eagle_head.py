@@ -65,26 +65,31 @@ class PairMemory:
     done: tuple[int, ...] = counts(lag=1)
 
 
-class EagleHead(HeadNetwork):
-    """What both kinds of heads are for decoding and training.
+class PairHead(HeadNetwork):
+    """What all heads that read a token and a hidden state at a time are for decoding and training.
 
     Args:
-        anatomy: sizes of its layers.
-        layers: how many; each keeps keys.
+        width: its hidden width.
+        layers: how many keep keys.
         reads: which of the target's hidden states it reads, joined in this order.
         target_width: the width of these.
+
+    Attributes:
+        kept: how many states enter a pair and are kept of each token, joined: the target's is the first.
     """
 
-    name = "eagle"
-    title = "An EAGLE head"
     passes = None
+    kept = 1
 
-    def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
+    def __init__(self, width: int, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__()
         if layers < 1 or not reads:
             raise InvalidParameter("A head has at least one layer and reads at least one hidden state.")
-        self.anatomy, self.depth, self.reads, self.target_width = anatomy, layers, reads, target_width
-        self.width = anatomy.width
+        self.width, self.depth, self.reads, self.target_width = width, layers, reads, target_width
+
+    @abstractmethod
+    def new_cache(self, rows: int, capacity: int, like: Tensor) -> HeadCache:
+        """Return an empty cache with `capacity` slots a row, on the device and in the precision of `like`."""
 
     def fused(self, features: Float[Tensor, "b n r"]) -> Float[Tensor, "b n d"]:
         """Return what enters a pair, made of the target's own hidden states, joined: the states as they are."""
@@ -121,15 +126,16 @@ class EagleHead(HeadNetwork):
     def memory(self, rows: int, capacity: int, like: Tensor) -> PairMemory:
         """Return an empty cache, and room for the target's states."""
         own, none = next(self.parameters()), (0,) * rows
-        cache = HeadCache.new(self.anatomy, self.depth, rows, capacity, own)
-        return PairMemory(cache, own.new_zeros(rows, capacity + 1, self.width), none, none)
+        states = own.new_zeros(rows, capacity + 1, self.width * self.kept)
+        return PairMemory(self.new_cache(rows, capacity, own), states, none, none)
 
     def remember(self, memory: PairMemory, features: Features, counts: Sequence[int]) -> PairMemory:
         """Put hidden states of the target in their places."""
         fused = self.fused(joined_states(features, self.reads).to(next(self.parameters())))
         last = memory.states.shape[1] - 1
         rows = torch.arange(len(fused), device=fused.device).unsqueeze(-1)
-        memory.states[rows, features.places.where(features.places >= 0, last)] = fused.to(memory.states.dtype)
+        places = features.places.where(features.places >= 0, last)
+        memory.states[rows, places, : self.width] = fused.to(memory.states.dtype)
         return replace(memory, given=tuple(counts))
 
     def catch_up(self, memory: PairMemory, text: Text, ends: BoundEnds) -> PairMemory:
@@ -167,22 +173,47 @@ class EagleHead(HeadNetwork):
         slots: Int[Tensor, "b n"],
         places: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b n m"],
+        frontier: Frontier | None = None,
     ) -> Float[Tensor, "b n d"]:
         """Return what the head makes of pairs, whose keys go into their slots.
 
         Args:
             slots: the pairs' slots; -1 for padding.
             places: their tokens' places in the text.
+            frontier: the drafted nodes that the pairs are of; None for committed tokens.
         """
         seen = [memory.cache.writer(layer, slots, mask.shape[-1]) for layer in range(self.depth)]
         return self(embedded.to(hidden), hidden, places - 1, seen, mask)
+
+
+class EagleHead(PairHead):
+    """What both kinds of EAGLE's heads are.
+
+    Args:
+        anatomy: sizes of its layers.
+        layers: how many; each keeps keys.
+        reads: which of the target's hidden states it reads, joined in this order.
+        target_width: the width of these.
+    """
+
+    name = "eagle"
+    title = "An EAGLE head"
+    fc: nn.Linear
+
+    def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
+        super().__init__(anatomy.width, layers, reads, target_width)
+        self.anatomy = anatomy
+
+    def new_cache(self, rows: int, capacity: int, like: Tensor) -> HeadCache:
+        """Return an empty cache for its layers; arguments as for `PairHead`."""
+        return HeadCache.new(self.anatomy, self.depth, rows, capacity, like)
 
 
 @dataclass(eq=False)
 class PairPass:
     """What a head made of all nodes that were proposed for, in their order; the root's first."""
 
-    head: EagleHead
+    head: PairHead
     memory: PairMemory
     text: Text
     ends: BoundEnds
@@ -193,7 +224,11 @@ class PairPass:
         """Return the logits of one depth's nodes."""
         if frontier.depth:
             self.made = with_nodes(self.made, frontier, self._passed(frontier))
-        return self.ends.output(self.head.before_output(self.made[:, frontier.nodes.start :]))
+        return self.ends.output(self.head.before_output(self.states(frontier)))
+
+    def states(self, frontier: Frontier) -> Float[Tensor, "b f d"]:
+        """Return what the nodes' rows follow from."""
+        return self.made[:, frontier.nodes.start :]
 
     def _passed(self, frontier: Frontier) -> Float[Tensor, "b f d"]:
         """Run the head over the nodes, each beside what it made of the node above."""
@@ -204,7 +239,7 @@ class PairPass:
         mask = tree_mask(frontier.ancestors, roots, stop)
         mask = mask & _visible(self.text, torch.arange(stop, device=roots.device))
         embedded, hidden = self.ends.embed(frontier.tokens), self.head.recycled(above)
-        return self.head.passed(self.memory, embedded, hidden, slots, places, mask)
+        return self.head.passed(self.memory, embedded, hidden, slots, places, mask, frontier)
 
 
 def _visible(text: Text, slots: Int[Tensor, " m"]) -> Bool[Tensor, "b 1 m"]:
@@ -236,7 +271,7 @@ class Eagle1Head(EagleHead):
         self.lm_head_layernorm = Norm(anatomy.width, anatomy.eps) if normed else nn.Identity()
 
     def forward(self, embedded, hidden, places, seen, mask):
-        """Return the foretold states of the next tokens; arguments as for `EagleHead`."""
+        """Return the foretold states of the next tokens; arguments as for `PairHead`."""
         states = self.fc(torch.cat([self.embed_layernorm(embedded), hidden], dim=-1))
         turn = self.anatomy.turn(places, states.dtype)
         for layer, keys in zip(self.layers, seen, strict=True):
@@ -291,7 +326,7 @@ class PairLayer(nn.Module):
         seen: Seen,
         mask: Bool[Tensor, "b n m"],
     ) -> Float[Tensor, "b n d"]:
-        """Return the layer's output; arguments as for `EagleHead` and `Attention`."""
+        """Return the layer's output; arguments as for `PairHead` and `Attention`."""
         normed = self.hidden_norm(hidden)
         pairs = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
         states = (normed if self.after else hidden) + self.self_attn(pairs, turn, seen, mask)
@@ -338,7 +373,7 @@ class Eagle3Head(EagleHead):
         return self.fc(features)
 
     def forward(self, embedded, hidden, places, seen, mask):
-        """Return the hidden states of pairs; arguments as for `EagleHead`."""
+        """Return the hidden states of pairs; arguments as for `PairHead`."""
         turn = self.anatomy.turn(places, hidden.dtype)
         states = self.midlayer(embedded, hidden, turn, seen[0], mask)
         for layer, keys in zip(self.layers, seen[1:], strict=True):
