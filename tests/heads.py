@@ -13,6 +13,7 @@ from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork,
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
+from polydraft.drafters.heads.mtp_head import MtpHead
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -102,9 +103,21 @@ def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
     return of_medusa(_random(MedusaHeads([MedusaHead(width) for _ in range(3)], width), spread))
 
 
+def mtp_drafter(width: int = WIDTH, spread: float = 0.4, modules: int = 1, **order: bool) -> HeadDrafter[Any]:
+    """Return MTP modules with random weights and Qwen3's layers, whose ends are the target's."""
+    groups = 2 if width % 8 == 0 else 1
+    anatomy = Anatomy(width, 24, 2 * groups, groups, 4, normed=True, rotation=Rotation(100.0))
+    return HeadDrafter(_random(MtpHead.plain(anatomy, modules, **order), spread), HeadEnds())
+
+
 def every_head() -> dict[str, Drafter]:
     """Return a drafter of every kind of head."""
-    return {"a block head": block_drafter(), "an EAGLE head": eagle_drafter(), "Medusa heads": medusa_drafter()}
+    return {
+        "a block head": block_drafter(),
+        "an EAGLE head": eagle_drafter(),
+        "Medusa heads": medusa_drafter(),
+        "MTP modules": mtp_drafter(modules=2),
+    }
 
 
 WALKS = ("mlp", "lstm", "lstm, own tables", "redrafter", "redrafter, summed", "hydra", "hydra, rows", "hydra++")
@@ -169,6 +182,8 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "Hydra++": lambda vocab: walk("hydra++", 4, vocab),
     "LSTM": lambda vocab: walk("lstm", 4, vocab),
     "ReDrafter": lambda vocab: walk("redrafter", 4, vocab),
+    "MTP": lambda vocab: mtp_drafter(4),
+    "MTP, two modules": lambda vocab: mtp_drafter(4, modules=2),
 }
 """Heads for `Seen`, with so many tokens."""
 

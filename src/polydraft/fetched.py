@@ -24,6 +24,8 @@ DERIVED = "self:"
 """How the names of draft models begin that are made of the target."""
 MADE = ("self:int8", "self:int4", "self:skip=12-19")
 """Examples of draft models that are made of the target."""
+MODULES = "mtp"
+"""The word for the MTP modules in the target's own checkpoint."""
 PROMPTS = ("spec-bench",)
 
 

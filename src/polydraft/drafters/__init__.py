@@ -36,6 +36,7 @@ from polydraft.drafters.heads import (
     write_mlp,
     write_redrafter,
 )
+from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.several.hedge import RoutedDrafter, route, route_first, usual_members
@@ -100,10 +101,12 @@ __all__ = [
     "finished",
     "flush_stores",
     "given_chain",
+    "has_modules",
     "is_head",
     "is_sound",
     "known_outside",
     "load_head",
+    "load_modules",
     "merge",
     "merge_beside",
     "model_defaults",
@@ -120,5 +123,6 @@ __all__ = [
     "write_hydra",
     "write_medusa",
     "write_mlp",
+    "write_mtp",
     "write_redrafter",
 ]

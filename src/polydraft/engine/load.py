@@ -1,5 +1,6 @@
 """Loading a target with what drafts for it: another model, or a head that was trained on its hidden states."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -8,9 +9,9 @@ import torch
 from torch import nn
 
 from polydraft.catalogue import MANY, meant_drafter
-from polydraft.drafters import Drafter, DraftRequest, Session, is_head, load_head
+from polydraft.drafters import Drafter, DraftRequest, Session, has_modules, is_head, load_head, load_modules
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
-from polydraft.fetched import is_derived
+from polydraft.fetched import MODULES, is_derived
 from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
@@ -38,7 +39,8 @@ def load(
         target: folder, GGUF file or hub name of the target; or "smollm2", or "pair" for the one that ships.
         draft: the same of the draft model ("pair-draft"), or of a draft head ("pair-head", "smollm2-head"); or
             "self:int8", "self:int4", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for one that is made of the
-            target.
+            target; or "mtp" for the MTP modules in the target's own checkpoint, of which a warning tells where there
+            are some and no draft is named.
         dtype: "auto" (the checkpoint's own on a GPU; on a CPU bfloat16 where the checkpoint has it and the processor
             multiplies it, else single precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
@@ -60,10 +62,17 @@ def load(
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
-    if draft is None or is_derived(draft) or not is_head(draft):
-        return load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
+    if draft is None or is_derived(draft) or not _names_head(draft):
+        pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
+        if draft is None and has_modules(pair.target):
+            warnings.warn(f"{target} has MTP modules, which draft for it if the draft is {MODULES!r}.", stacklevel=2)
+        return pair
     pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
     return replace(pair, draft=head_for(draft, pair.target))
+
+
+def _names_head(name: object) -> bool:
+    return name == MODULES or is_head(name)
 
 
 def refuse_drafters(draft: object) -> None:
@@ -104,14 +113,15 @@ def load_models(
         InvalidParameter: the draft is a head; beside that what `load` raises.
     """
     refuse_drafters(draft)
-    if draft is not None and not is_derived(draft) and is_head(draft):
+    if draft is not None and not is_derived(draft) and _names_head(draft):
         raise InvalidParameter(f"{shown(str(draft))} is a draft head, and a draft model is needed here.")
     return load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
 
 
 def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
     """Load a draft model or a draft head for a target that is there already; names and errors are those of `load`."""
-    return head_for(name, target) if not is_derived(name) and is_head(name) else load_draft(name, cast(Any, target))
+    named = not is_derived(name) and _names_head(name)
+    return head_for(name, target) if named else load_draft(name, cast(Any, target))
 
 
 def head_for(name: str | Path, target: nn.Module) -> Drafter:
@@ -124,7 +134,9 @@ def head_for(name: str | Path, target: nn.Module) -> Drafter:
         VocabularyMismatch: it has tokens that the target does not have.
     """
     model = HuggingFaceModel(target)
-    head = load_head(name, model.layers, cheapest(cast(torch.dtype, target.dtype), model.device), model.device)
+    dtype = cheapest(cast(torch.dtype, target.dtype), model.device)
+    own = name == MODULES
+    head = load_modules(target, dtype) if own else load_head(name, model.layers, dtype, model.device)
     check_head(head, model)
     return head
 

@@ -12,7 +12,14 @@ from polydraft.models.anatomy import (
 )
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.folders import is_known
-from polydraft.models.checkpoints.plain import PlainFolder, plain_config, plain_shapes, read_plain, write_plain
+from polydraft.models.checkpoints.plain import (
+    PlainFolder,
+    plain_config,
+    plain_names,
+    plain_shapes,
+    read_plain,
+    write_plain,
+)
 from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.trial import agree
@@ -59,6 +66,7 @@ from polydraft.models.hugging_face import (
     weight_bytes,
 )
 from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer, ShowsSlots
+from polydraft.models.layers.target_layer import TargetLayer
 from polydraft.models.loading import (
     Pair,
     check_same_size,
@@ -108,6 +116,7 @@ __all__ = [
     "Serial",
     "ShowsSlots",
     "StreamDecoder",
+    "TargetLayer",
     "TokenBias",
     "TreeCache",
     "agree",
@@ -150,6 +159,7 @@ __all__ = [
     "pack_linear_layers",
     "pass_in_words",
     "plain_config",
+    "plain_names",
     "plain_shapes",
     "prepare_by_hugging_face",
     "prompts_by_name",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import VOCAB, Seen, block_drafter, eagle_drafter, medusa_drafter
+from heads import VOCAB, Seen, block_drafter, eagle_drafter, medusa_drafter, mtp_drafter
 from torch import Tensor
 
 import polydraft
@@ -28,6 +28,7 @@ HEADS: dict[str, Callable[[], Any]] = {
     "lilicorr": lambda: block_drafter("lilicorr"),
     "eagle": eagle_drafter,
     "medusa": medusa_drafter,
+    "mtp": lambda: mtp_drafter(modules=2),
 }
 SMALL = {"heads": 2, "groups": 1, "channels": 2}
 

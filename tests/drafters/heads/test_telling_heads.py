@@ -9,20 +9,23 @@ from typing import Any
 import pytest
 import torch
 from doubles import tiny_model
-from safetensors.torch import save_file
+from heads import mtp_drafter
+from safetensors.torch import load_file, save_file
 from test_block_folders import FLAT, SIZES, folder_of, named
 from test_eagle_folders import FIRST, FOLDERS, LLAMA, THIRD, put, tensors_of
 from test_medusa import CONFIG, heads, layout_a, layout_c
 from torch import Tensor
 
 import polydraft
-from polydraft.drafters import is_head, load_head
+from polydraft.drafters import is_head, load_head, write_mtp
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.formats.eagle_folders import is_eagle
+from polydraft.drafters.heads.formats.head_kinds import KINDS
 from polydraft.drafters.heads.last_state_heads import MedusaHeads
+from polydraft.drafters.heads.mtp_head import MtpHead
 from polydraft.errors import CheckpointError
-from polydraft.models import write_plain
+from polydraft.models import HuggingFaceModel, write_plain
 
 OFFICIAL = {**LLAMA, "architectures": ["LlamaForCausalLM"]}
 """What EAGLE-1's authors write: the configuration of a model of one layer; a missing `bias` means that there is one."""
@@ -102,6 +105,22 @@ def test_other_heads_are_told_by_their_tensors(tmp_path: Path) -> None:
         load_head(block)
     (block / "config.json").write_text(json.dumps({**SIZES, **FLAT}))
     assert isinstance(load_head(block).network, BlockHead)
+
+
+@pytest.mark.parametrize("speculators", [False, True])
+def test_modules_alone_are_told_and_a_target_that_has_some_is_no_head(speculators: bool, tmp_path: Path) -> None:
+    target = tiny_model(num_hidden_layers=2)
+    write_mtp(mtp_drafter(), tmp_path / "head", HuggingFaceModel(target), speculators=speculators)
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert [one.name for one in KINDS if one.told(config)] == ["MTP"] * speculators
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    assert [one.name for one in KINDS if one.holds(shapes)] == ["MTP"] * (not speculators)
+    assert isinstance(load_head(tmp_path / "head").network, MtpHead)
+    target.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file)
+    assert not is_head(tmp_path / "model")
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import is_zipfile
@@ -44,7 +45,7 @@ class PlainFolder:
     Args:
         name: the folder or hub name as it was given, quoted for messages.
         config: its config.json.
-        tensors: all tensors, by name, on the host.
+        tensors: all tensors, or those that were asked for, by name, on the host.
         file: which file they are in, or which index names the files.
     """
 
@@ -66,15 +67,32 @@ def plain_config(name: object) -> tuple[Source, Mapping[str, Any]]:
     return source, read_json(config_file(source), source)
 
 
-def read_plain(name: object) -> PlainFolder:
-    """Read all of a folder, or of a hub repository; no code is run and nothing but numbers is taken.
+def read_plain(name: object, wanted: Callable[[str], bool] = bool) -> PlainFolder:
+    """Read a folder, or a hub repository; no code is run and nothing but numbers is taken.
+
+    Args:
+        name: the folder or hub name.
+        wanted: tells by its name whether a tensor is read; all are unless said otherwise.
 
     Raises:
         CheckpointError: it is missing or damaged, or pickled weights hold more than numbers.
     """
     source, config = plain_config(name)
-    tensors, file = _all_parts(source, _tensors)
+    tensors, file = _all_parts(source, partial(_tensors, wanted=wanted))
     return PlainFolder(source.name, config, tensors, file)
+
+
+def plain_names(source: Source) -> list[str]:
+    """Return the names of all tensors, from the index where there is one; none where the weights are pickled.
+
+    Raises:
+        CheckpointError: there are no weights, or they are damaged.
+    """
+    index = None if _file(source, SAFE) is not None else _file(source, SAFE_INDEX)
+    if index is not None:
+        named = read_json(index, source).get("weight_map")
+        return [*named] if isinstance(named, dict) else []
+    return [*_all_parts(source, _names)[0]]
 
 
 def plain_shapes(source: Source) -> dict[str, tuple[int, ...]]:
@@ -160,11 +178,18 @@ def _parts(index: Path, source: Source) -> list[Path]:
     return [one for one in found if one is not None]
 
 
-def _tensors(file: Path) -> dict[str, Tensor]:
+def _tensors(file: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         with safe_open(str(file), framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}
-    return _unpickled(file)
+            return {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}
+    return {name: value for name, value in _unpickled(file).items() if wanted(name)}
+
+
+def _names(file: Path) -> dict[str, None]:
+    if file.suffix != ".safetensors":
+        return {}
+    with safe_open(str(file), framework="pt") as opened:
+        return dict.fromkeys(opened.keys())
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,8 @@ TARGET = Option(
     check=model_name,
 )
 DRAFT = Option(
-    "Draft model with the same tokens: as --target; or self:int8, self:int4, self:skip=12-19, made of the target.",
+    "Draft model with the same tokens: as --target; or self:int8, self:int4, self:skip=12-19, made of the target; "
+    "or mtp, its own modules.",
     MODELS,
     metavar="MODEL",
     check=model_name,

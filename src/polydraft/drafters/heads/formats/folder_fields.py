@@ -289,15 +289,18 @@ class Tensors:
             CheckpointError: one is missing, has another shape, or holds what is no number.
         """
         for name, parameter in module.named_parameters():
-            wanted = prefix + ((rename or {}).get(name, name))
-            found = self.take(wanted)
-            if found.shape != parameter.shape:
-                shape = list(parameter.shape)
-                raise self.damaged(f"{wanted} has shape {list(found.shape)}, and its config.json asks for {shape}")
-            if not bool(torch.isfinite(found).all()):
-                raise self.damaged(f"{wanted} holds values that are no numbers")
-            with torch.no_grad():
-                parameter.copy_(found)
+            self.put(prefix + ((rename or {}).get(name, name)), parameter)
+
+    def put(self, wanted: str, place: Tensor) -> None:
+        """Put one tensor into its place; errors are those of `fill`."""
+        found = self.take(wanted)
+        if found.shape != place.shape:
+            shape = list(place.shape)
+            raise self.damaged(f"{wanted} has shape {list(found.shape)}, and its config.json asks for {shape}")
+        if not bool(torch.isfinite(found).all()):
+            raise self.damaged(f"{wanted} holds values that are no numbers")
+        with torch.no_grad():
+            place.copy_(found)
 
     def embedding(self, width: int) -> nn.Embedding | None:
         """Take the head's own input embeddings; None if there are none."""

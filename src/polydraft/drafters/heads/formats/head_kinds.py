@@ -15,6 +15,7 @@ from polydraft.drafters.heads.formats.last_state_folders import (
     is_medusa,
     read_medusa,
 )
+from polydraft.drafters.heads.formats.mtp_folders import holds_mtp, is_mtp, read_mtp
 from polydraft.drafters.heads.formats.walk_folders import (
     holds_hydra,
     holds_mlp,
@@ -54,6 +55,7 @@ KINDS: tuple[HeadKind, ...] = (
     HeadKind("MLP speculator", is_mlp, holds_mlp, read_mlp),
     HeadKind("Hydra", is_hydra, holds_hydra, read_hydra),
     HeadKind("ReDrafter", is_redrafter, holds_redrafter, read_redrafter),
+    HeadKind("MTP", is_mtp, holds_mtp, read_mtp),
 )
 
 

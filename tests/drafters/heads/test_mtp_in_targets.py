@@ -1,0 +1,342 @@
+"""MTP modules inside a target's checkpoint: beside transformers' own, by family, by their word, and damaged."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_tokenizer
+from safetensors.torch import load_file, save_file
+from test_block_heads import text_of
+from test_mtp import along, begun
+from torch import Tensor, nn
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+from transformers.modeling_layers import MtpModel
+
+import polydraft
+from polydraft.drafters import has_modules, load_modules
+from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.errors import CheckpointError
+from polydraft.models import HuggingFaceModel
+from polydraft.trees import Chain
+
+LAYERS, WIDTH, ROWS, PATH = 2, 16, [[3, 1, 4, 1, 5], [9, 2, 6]], [7, 2, 11]
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.4,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+MIXED: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 6}
+LINEAR = {f"linear_{kind}_head_dim": 4 for kind in ("key", "value")} | {
+    f"linear_num_{kind}_heads": 2 for kind in ("key", "value")
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family: its configuration and model, what its tensors are called, and what is peculiar to it."""
+
+    config: type
+    model: type
+    settings: Mapping[str, Any]
+    block: str
+    names: Mapping[str, str]
+    modules: int = 1
+    hidden_first: bool = False
+
+
+def numbered(at: int) -> dict[str, str]:
+    block = f"model.layers.{at}"
+    return {**{part: f"{block}.{part}" for part in ("enorm", "hnorm", "eh_proj")}, "norm": f"{block}.shared_head.norm"}
+
+
+LIKE_DEEPSEEK = ("model.layers.{at}", {part: name.replace("7", "{at}") for part, name in numbered(7).items()})
+KINDS = {
+    "deepseek": Kind(
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        {**MIXED, **LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 1, "num_nextn_predict_layers": 2},
+        *LIKE_DEEPSEEK,
+        modules=2,
+    ),
+    "glm": Kind(Glm4MoeConfig, Glm4MoeForCausalLM, {**MIXED, "first_k_dense_replace": 1}, *LIKE_DEEPSEEK),
+    "qwen": Kind(
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {**LINEAR, "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 8}
+        | {"layer_types": ["linear_attention", "full_attention"]},
+        "mtp.layers.{at}",
+        {
+            "enorm": "mtp.pre_fc_norm_embedding",
+            "hnorm": "mtp.pre_fc_norm_hidden",
+            "eh_proj": "mtp.fc",
+            "norm": "mtp.norm",
+        },
+    ),
+    "mimo": Kind(
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"num_nextn_predict_layers": 1},
+        "model.mtp_layers.{at}",
+        {
+            "enorm": "model.mtp_layers.{at}.token_layernorm",
+            "hnorm": "model.mtp_layers.{at}.hidden_layernorm",
+            "eh_proj": "model.mtp_layers.{at}.input_proj",
+            "norm": "model.mtp_layers.{at}.final_layernorm",
+        },
+        hidden_first=True,
+    ),
+}
+
+
+class Reference(nn.Module):
+    """A module as it is written down: transformers' own classes, over whole texts and without a cache."""
+
+    def __init__(self, model: Any, hidden_first: bool) -> None:
+        super().__init__()
+        config, like = model.config, model.model.layers[-1]
+        norm = type(like.input_layernorm)
+        self.enorm, self.hnorm, self.norm = (norm(WIDTH, eps=config.rms_norm_eps) for _ in range(3))
+        self.eh_proj, self.layer = nn.Linear(2 * WIDTH, WIDTH, bias=False), type(like)(config, LAYERS - 1)
+        self.rotary, self.hidden_first = (model.model.rotary_emb,), hidden_first
+        with torch.no_grad():
+            for value in self.state_dict().values():
+                value.copy_(0.4 * torch.randn(value.shape))
+
+    def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        pairs, count = [self.enorm(embedded), self.hnorm(hidden)], embedded.shape[1]
+        x = self.eh_proj(torch.cat(pairs[::-1] if self.hidden_first else pairs, -1))
+        mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
+        turn = self.rotary[0](x, torch.arange(count)[None])
+        made = self.layer(x, position_embeddings=turn, attention_mask=mask, position_ids=torch.arange(count)[None])
+        return self.norm(made if isinstance(made, Tensor) else made[0])
+
+
+def single_experts(name: str, value: Tensor) -> dict[str, Tensor]:
+    """Return a tensor as checkpoints hold it: experts one by one."""
+    if ".experts." not in name or value.dim() < 3:
+        return {name: value}
+    where, parts = name.rpartition(".")[0], ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+    return {
+        f"{where}.{number}.{part}.weight": own
+        for number, each in enumerate(value)
+        for part, own in zip(parts, each.chunk(len(parts)), strict=True)
+    }
+
+
+@cache
+def made(kind: str, place: Path) -> tuple[Any, list[Reference], Path]:
+    """Return a target, its modules by transformers' classes, and the folder of both."""
+    own = KINDS[kind]
+    torch.manual_seed(4)
+    model: Any = own.model(own.config(vocab_size=len(tiny_tokenizer()), **{**SIZES, **own.settings})).eval()
+    modules = [Reference(model, own.hidden_first) for _ in range(own.modules)]
+    folder = place / kind
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for number, one in enumerate(modules):
+        at = str(number + LAYERS) if "layers.{at}.enorm" in own.names["enorm"] else str(number)
+        for name, value in one.state_dict().items():
+            part, _, rest = name.partition(".")
+            called = own.block if part == "layer" else own.names[part]
+            tensors |= single_experts(f"{called.replace('{at}', at)}.{rest}", value)
+    save_file({name: value.contiguous().clone() for name, value in tensors.items()}, folder / "model.safetensors")
+    model = own.model.from_pretrained(folder, dtype=torch.float32).eval()
+    return model, [one.eval() for one in modules], folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("targets")
+
+
+@pytest.fixture
+def copied(request: pytest.FixtureRequest, place: Path, tmp_path: Path) -> Path:
+    """Return a copy of a family's folder, to be damaged."""
+    kind = getattr(request, "param", "deepseek")
+    return Path(shutil.copytree(made(kind, place)[2], tmp_path / kind))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kind", "rows"), [*((kind, ROWS) for kind in KINDS if kind != "qwen"), *(("qwen", [row]) for row in ROWS)]
+)
+def test_the_rows_are_those_of_the_targets_own_classes(kind: str, rows: list[list[int]], place: Path) -> None:
+    """Qwen3-Next has recurrent layers, whose states know no padding, so its texts are read one by one."""
+    model, modules, _ = made(kind, place)
+    drafter, text = load_modules(model, torch.float32), text_of(rows)
+    state, _ = begun(HuggingFaceModel(model), drafter, text)
+    depths = min(len(modules), len(PATH)) if len(modules) > 1 else len(PATH) + 1
+    found = along(drafter, state, text, PATH)
+    for row, tokens in enumerate(rows):
+        whole = torch.tensor([tokens + PATH])
+        embedded = model.get_input_embeddings()(whole)
+        states = model.model(torch.tensor([tokens[:-1]])).last_hidden_state
+        count = states.shape[1]
+        for depth in range(depths):
+            if len(modules) > 1:  # each reads the token one place further on, at the same places
+                states = modules[depth](embedded[:, 1 + depth : 1 + depth + count], states)
+            else:  # what was made of the last pair goes on
+                again = modules[0](embedded[:, 1 : 1 + count + depth], states)
+                states = torch.cat([states, again[:, -1:]], 1)
+            wanted = model.lm_head(states[:, -1])
+            torch.testing.assert_close(found[depth][row : row + 1], wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["deepseek", "glm"])
+def test_the_rows_are_those_of_transformers_own_modules(
+    kind: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drafts greedily, one token a module; which tensors are theirs it tells by the published models' layers."""
+    model, modules, _ = made(kind, place)
+    monkeypatch.setattr(model, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[23]\."])
+    theirs = MtpModel.from_pretrained(model)
+    assert theirs.num_mtp_layers == len(modules)
+    drafter = load_modules(model, torch.float32)
+    for tokens in ROWS:
+        ids = torch.tensor([tokens])
+        states = model.model(ids[:, :-1]).last_hidden_state
+        drafted, logits, _ = theirs(ids[:, 1:], states, None, torch.arange(1, len(tokens))[None], None)
+        state, _ = begun(HuggingFaceModel(model), drafter, text_of([tokens]))
+        found = along(drafter, state, text_of([tokens]), drafted[0, :-1].tolist())
+        torch.testing.assert_close(torch.stack(found, 1), logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_word_takes_the_targets_own_modules_and_the_text_stays(kind: str, place: Path) -> None:
+    folder = made(kind, place)[2]
+    pair = polydraft.load(folder, "mtp", dtype="float32", device="cpu")
+    assert isinstance(pair.draft.network, MtpHead) and has_modules(pair.target)
+    given: dict[str, Any] = {"max_new_tokens": 10, "temperature": 0.0}
+    plain: Any = polydraft.generate(pair.target, ROWS[0], drafter="none", **given)
+    found: Any = polydraft.generate(pair.target, ROWS[0], drafter="mtp", policy=Chain(2), **given)
+    assert torch.equal(found.sequences, plain.sequences)
+    assert found.statistics.drafted > 0 and not found.statistics.fallback
+
+
+def test_only_the_modules_tensors_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polydraft.drafters.heads.formats import mtp_folders
+
+    read, names = mtp_folders.read_plain, list[str]()
+
+    def noted(name: object, wanted: Any = bool) -> Any:
+        folder = read(name, wanted)
+        names.extend(folder.tensors)
+        return folder
+
+    monkeypatch.setattr(mtp_folders, "read_plain", noted)
+    load_modules(made("deepseek", place)[0], torch.float32)
+    assert names and all(int(one.split(".")[2]) >= LAYERS for one in names)
+
+
+def test_a_target_with_modules_says_so_where_no_draft_is_named(place: Path, tmp_path: Path) -> None:
+    folder = made("glm", place)[2]
+    with pytest.warns(UserWarning, match="has MTP modules, which draft for it if the draft is 'mtp'"):
+        pair = polydraft.load(folder, dtype="float32", device="cpu")
+    without, _ = tmp_path / "without", pair
+    pair.target.save_pretrained(without)
+    pair.tokenizer.save_pretrained(without)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert not has_modules(polydraft.load(without, dtype="float32", device="cpu").target)
+
+
+def altered(folder: Path, tensors: Any = None, **config: Any) -> Any:
+    """Change a folder's tensors and configuration, and return the target that is loaded from it."""
+    file, said = folder / "model.safetensors", folder / "config.json"
+    own = load_file(file)
+    own = own if tensors is None else tensors(own)
+    save_file({name: value.clone() for name, value in own.items()}, file, metadata={"format": "pt"})
+    said.write_text(json.dumps(json.loads(said.read_text()) | config))
+    return KINDS[folder.name].model.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def less(*beginnings: str) -> Any:
+    return lambda own: {name: one for name, one in own.items() if not name.startswith(beginnings)}
+
+
+def moved(beginning: str, to: str) -> Any:
+    return lambda own: {name.replace(beginning, to): one for name, one in own.items()}
+
+
+NEMOTRON = lambda own: own | {"mtp.layers.0.eh_proj.weight": torch.zeros(1)}  # noqa: E731
+DAMAGED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "promised and absent": (
+        less("model.layers.2.", "model.layers.3."),
+        {},
+        r"num_nextn_predict_layers is 2, but no tensor .* begins with model\.mtp_layers\.0\. or model\.layers\.2\.",
+    ),
+    "none": (less("model.layers.2.", "model.layers.3."), {"num_nextn_predict_layers": 0}, "has no MTP modules; name a"),
+    "fewer than promised": (less("model.layers.3."), {}, "is 2, but its weights hold 1 MTP modules"),
+    "more than promised": (None, {"num_nextn_predict_layers": 1}, "is 1, but its weights hold 2 MTP modules"),
+    "one between them missing": (moved("layers.2.", "layers.9."), {}, r"has the MTP modules \[1, 7\]"),
+    "an expert missing": (
+        less("model.layers.3.mlp.experts.1."),
+        {},
+        r"model\.layers\.3\.mlp\.experts\.1\.gate_proj\.weight is missing, and it has 3 of 4 experts",
+    ),
+    "an expert too many": (
+        lambda own: own | {f"model.layers.2.mlp.experts.4.{one}_proj.weight": torch.zeros(8, 16) for one in ("gate",)},
+        {},
+        r"holds model\.layers\.2\.mlp\.experts\.4\.gate_proj\.weight, which this kind",
+    ),
+    "no projection of one": (less("model.layers.3.hnorm"), {}, r"model\.layers\.3\.hnorm\.weight is missing"),
+    "another kind": (NEMOTRON, {}, "has MTP modules of Nemotron-H's kind, which are not read yet"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_modules_are_one_sentence(case: str, copied: Path) -> None:
+    tensors, config, said = DAMAGED[case]
+    target = altered(copied, tensors, **config)
+    with pytest.raises(CheckpointError, match=said) as raised:
+        load_modules(target, torch.float32)
+    assert "\n" not in str(raised.value) and copied.name in str(raised.value)
+
+
+def test_copies_of_the_targets_ends_are_dropped_where_equal_and_taken_where_not(copied: Path) -> None:
+    head, embed = "shared_head.head.weight", "embed_tokens.weight"
+
+    def with_copies(own: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+        both = {head: scale * own["lm_head.weight"], embed: own["model.embed_tokens.weight"]}
+        return own | {f"model.layers.{at}.{name}": one for at in (2, 3) for name, one in both.items()}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        equal = load_modules(altered(copied, lambda own: with_copies(own, 1.0)), torch.float32)
+    assert equal.ends.lm_head is None and equal.ends.embed_tokens is None
+    target = altered(copied, lambda own: with_copies(own, 2.0))
+    with pytest.warns(UserWarning, match="draft with shared_head.head.weight of their own") as said:
+        other = load_modules(target, torch.float32)
+    assert len(said) == 1 and other.ends.embed_tokens is None and other.ends.lm_head is not None
+    torch.testing.assert_close(other.ends.lm_head.weight, 2 * target.lm_head.weight, rtol=0, atol=0)
+    target = altered(copied, lambda own: own | {f"model.layers.3.{head}": 3 * own["lm_head.weight"]})
+    with pytest.raises(CheckpointError, match=r"the modules' shared_head.head.weight differ from each other"):
+        load_modules(target, torch.float32)
