@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from polydraft.drafters import Session
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, EagleHead
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms, PairHead
+from polydraft.drafters.heads.mtp_head import MtpHead
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
@@ -24,6 +25,7 @@ from polydraft.training.heads.eagles import (
     Eagle1Training,
     Eagle3Training,
     EagleLoss,
+    MtpTraining,
     own_rows,
     unrolled,
 )
@@ -42,6 +44,7 @@ HEADS = {
         ANATOMY, (2, 1, 0), WIDTH, Eagle3Norms(residual=True, output=True, joined=True, sources=True)
     ),
     "three, recycled behind the norm": lambda: Eagle3Head(ANATOMY, (2, 1, 0), WIDTH, Eagle3Norms(output=True)),
+    "mtp": lambda: MtpHead.plain(ANATOMY),
 }
 
 
@@ -50,7 +53,7 @@ def target() -> PreTrainedModel:
     return tiny_model("llama", VOCAB, num_hidden_layers=3, dtype=torch.float32)
 
 
-def head_of(name: str) -> EagleHead:
+def head_of(name: str) -> PairHead:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = HEADS[name]()
@@ -75,8 +78,9 @@ def texts(target: PreTrainedModel, reads: tuple[Any, ...] = (2, 1, 0)) -> dict[s
 def training_of(name: str, target: PreTrainedModel, weights: EagleLoss | None = None) -> Any:
     weights = weights or EagleLoss()
     head = head_of(name)
-    if isinstance(head, Eagle1Head):
-        return Eagle1Training(head, TargetEnds.of(target), PASSES, weights)
+    if isinstance(head, Eagle1Head | MtpHead):
+        kind = Eagle1Training if isinstance(head, Eagle1Head) else MtpTraining
+        return kind(head, TargetEnds.of(target), PASSES, weights)
     ends = TargetEnds.of(target, TOKENS)
     return Eagle3Training(head, ends, PASSES, weights, own_rows(ends))
 
@@ -86,7 +90,7 @@ def test_passes_are_what_is_drafted(name: str, target: PreTrainedModel) -> None:
     """Index i of pass j is the node at depth j below the root t_{i+1}, on the path of the text's own tokens."""
     training, given = training_of(name, target).eval(), texts(target)
     head = training.head
-    features = given["final"] if isinstance(head, Eagle1Head) else given["features"]
+    features = given["final"] if head.reads == ("final",) else given["features"]
     with torch.no_grad():
         made = unrolled(head, training.embedded, given["ids"], features, PASSES)
         logits = [training.logits(states) for states in made]
@@ -111,7 +115,7 @@ def test_passes_are_what_is_drafted(name: str, target: PreTrainedModel) -> None:
 def by_hand(training: Any, given: dict[str, Tensor]) -> tuple[list[float], list[int]]:
     """Return mean overlaps per depth, node by node."""
     head, ends, (target,) = training.head, training.ends, training.target
-    features = given["final"] if isinstance(head, Eagle1Head) else given["features"]
+    features = given["final"] if head.reads == ("final",) else given["features"]
     made = unrolled(head, training.embedded, given["ids"], features, PASSES)
     tokens = torch.arange(VOCAB) if ends.tokens is None else TOKENS
     full = TargetEnds(target.embedding, training.whole)
@@ -130,7 +134,7 @@ def by_hand(training: Any, given: dict[str, Tensor]) -> tuple[list[float], list[
     return found, counts
 
 
-@pytest.mark.parametrize("name", ["one", "three"])
+@pytest.mark.parametrize("name", ["one", "three", "mtp"])
 def test_overlaps_are_those_of_the_nodes(name: str, target: PreTrainedModel) -> None:
     training, given = training_of(name, target).eval(), texts(target)
     training.whole = target.get_output_embeddings().weight.detach()
@@ -184,6 +188,27 @@ def test_eagle_3_learns_as_its_authors_do(fewer: bool, target: PreTrainedModel) 
             wanted += 0.8**depth * sum(values) / len(values)
         assert float(training(**given)["loss"]) == pytest.approx(wanted, rel=1e-5)
     assert (outside > 0) == fewer
+
+
+def test_mtp_modules_learn_as_fast_mtp_does(target: PreTrainedModel) -> None:
+    """vllm-project/speculators, `models/mtp/core.py`: cross entropy of the text's tokens, weights 0.6^(k-1) normalised.
+
+    The keys of older pairs are the first pass's, which `test_passes_are_what_is_drafted` shows.
+    """
+    training, given = training_of("mtp", target, EagleLoss(PUBLISHED, decay=0.6)), texts(target)
+    weights = [0.6**depth for depth in range(PASSES)]
+    with torch.no_grad():
+        made, wanted = unrolled(training.head, training.embedded, given["ids"], given["final"], PASSES), 0.0
+        for depth, states in enumerate(made):
+            logs = target.get_output_embeddings()(states).log_softmax(-1)
+            values = [
+                -float(logs[row, index, given["ids"][row, index + 2 + depth]])
+                for row in range(2)
+                for index in range(LENGTH - 2 - depth)
+                if given["valid"][row, index + 2 + depth]
+            ]
+            wanted += weights[depth] / sum(weights) * sum(values) / len(values)
+        assert float(training(**given)["loss"]) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_targets_choice_follows_from_all_of_its_rows(target: PreTrainedModel) -> None:

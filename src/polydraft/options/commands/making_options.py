@@ -84,7 +84,7 @@ class TrainHeadOptions:
     """One call of `polydraft train head`."""
 
     kind: str = Option(
-        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, hass, eagle-3, dspark, xpress, lilicorr, mixing.",
+        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, hass, eagle-3, mtp, dspark, xpress, lilicorr, mixing.",
         argument=True,
         metavar="KIND",
     ).needed()

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.drafter import HeadEnds
-from polydraft.drafters.heads.eagle_head import EagleHead
+from polydraft.drafters.heads.eagle_head import PairHead
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import (
     HeadBatch,
@@ -110,7 +110,7 @@ class _Training(HeadTraining):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: PairHead,
         target: TargetEnds,
         passes: int = 5,
         weights: EagleLoss = EagleLoss(),
@@ -240,13 +240,34 @@ class Eagle3Training(_Training):
         return summed([self.weights.decay**depth * one for depth, one in enumerate(losses)], overlaps, counts)
 
 
+class MtpTraining(_Training):
+    """An MTP module with FastMTP's loss: rows alone, pass k of K weighing decay^k, and all weights together 1.
+
+    The authors compare rows with the text's tokens. Every pass of theirs has keys of its own; here older pairs keep
+    those of the first pass, as they do in use.
+
+    Source: FastMTP (arXiv 2509.18362, equation 2), vllm-project/speculators.
+    """
+
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the losses of all passes."""
+        row_loss, published = ROW_LOSSES[self.weights.rows], self.weights.rows == PUBLISHED
+
+        def cost(depth: int, states: Tensor, logits: Tensor, laws: Tensor, labels: Tensor) -> Values:
+            return cross_entropy(logits, labels) if published else row_loss(logits, laws, labels)
+
+        losses, overlaps, counts = self.drafted(batch, batch.final, self.passes, cost)
+        weights = [self.weights.decay**depth for depth in range(self.passes)]
+        return summed([w / sum(weights) * one for w, one in zip(weights, losses, strict=True)], overlaps, counts)
+
+
 def own_rows(target: TargetEnds) -> HeadEnds:
     """Return ends with output rows of the head's own (EAGLE-3)."""
     return HeadEnds(lm_head=target.copied_rows(), tokens=target.tokens)
 
 
 def unrolled(
-    head: EagleHead,
+    head: PairHead,
     embedded: Callable[[Int[Tensor, "b n"]], Float[Tensor, "b n d"]],
     ids: Int[Tensor, "b t"],
     features: Float[Tensor, "b t r"],

@@ -18,6 +18,7 @@ from polydraft.drafters import (
     write_hydra,
     write_medusa,
     write_mlp,
+    write_mtp,
     write_redrafter,
 )
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
@@ -25,6 +26,7 @@ from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
+from polydraft.drafters.heads.mtp_head import MtpHead
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
@@ -34,7 +36,14 @@ from polydraft.drafters.heads.xpress import XPress
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining
-from polydraft.training.heads.eagles import ROW_LOSSES, Eagle1Training, Eagle3Training, EagleLoss, own_rows
+from polydraft.training.heads.eagles import (
+    ROW_LOSSES,
+    Eagle1Training,
+    Eagle3Training,
+    EagleLoss,
+    MtpTraining,
+    own_rows,
+)
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
 from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
@@ -45,6 +54,8 @@ PLACES = 192
 """Places per text that Medusa's heads learn at a step."""
 MOST_DEPTHS, MOST_BLOCKS = 16, 64
 """The most depths of a head that walks, and the most blocks of each, in its folder."""
+PASSES, DECAY_OF_MTP = 3, 0.6
+"""FastMTP's number of passes over a text, and how much less each counts than the one before it."""
 DRAFTS, RANK = 6, 64
 """How many tokens deep heads usually draft, and the usual rank of DSpark's term."""
 OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
@@ -252,6 +263,16 @@ def _eagle_3(
     return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, EagleLoss(size.loss), own), drafter, write_eagle)
 
 
+def _mtp(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start.anatomy if isinstance(start, MtpHead) else None
+    head = MtpHead.plain(given or anatomy_for(target, size, normed=True))
+    own = HeadEnds(tokens=ends.tokens)
+    weights = EagleLoss(size.loss, decay=DECAY_OF_MTP)
+    return NewHead(MtpTraining(head, ends, size.drafts or PASSES, weights, own), HeadDrafter(head, own), write_mtp)
+
+
 def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
     head = BlockHead(shape, path, path.told)
     return _of_block(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), ends)
@@ -457,11 +478,12 @@ MAKERS: Mapping[str, HeadMaker] = {
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
+    "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
     "xpress": HeadMaker(_xpress, ranked=True),
     "lilicorr": HeadMaker(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
-READ_FINAL_STATE_ONLY = ("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "eagle", "hass")
+READ_FINAL_STATE_ONLY = ("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "eagle", "hass", "mtp")
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""
