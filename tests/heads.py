@@ -14,6 +14,7 @@ from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.drafters.heads.paths import (
     Domino,
     GatedMarkov,
@@ -98,6 +99,13 @@ def eagle_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
     return HeadDrafter(_random(head, spread), HeadEnds())
 
 
+def parallel_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
+    """Return P-EAGLE's head of two layers and three slots with random weights, whose ends are the target's."""
+    anatomy = Anatomy(width=width, inner=24, heads=4, groups=2, channels=4, rotation=Rotation(100.0))
+    head = ParallelEagle(anatomy, (2, 1, 0), width, Eagle3Norms(), mask_id=1, layers=2, drafts=3)
+    return HeadDrafter(_random(head, spread), HeadEnds())
+
+
 def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
     """Return three of Medusa's heads with random weights, whose output rows are the target's."""
     return of_medusa(_random(MedusaHeads([MedusaHead(width) for _ in range(3)], width), spread))
@@ -115,6 +123,7 @@ def every_head() -> dict[str, Drafter]:
     return {
         "a block head": block_drafter(),
         "an EAGLE head": eagle_drafter(),
+        "a P-EAGLE head": parallel_drafter(),
         "Medusa heads": medusa_drafter(),
         "MTP modules": mtp_drafter(modules=2),
     }
@@ -178,6 +187,7 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "XPress": lambda vocab: block_drafter("xpress", vocab=vocab, width=4, block=3, anatomy=NARROW),
     "LiLiCorr": lambda vocab: block_drafter("lilicorr", vocab=vocab, width=4, block=3, anatomy=NARROW),
     "EAGLE": lambda vocab: eagle_drafter(4),
+    "P-EAGLE": lambda vocab: parallel_drafter(4),
     "Medusa": lambda vocab: medusa_drafter(4),
     "Hydra++": lambda vocab: walk("hydra++", 4, vocab),
     "LSTM": lambda vocab: walk("lstm", 4, vocab),

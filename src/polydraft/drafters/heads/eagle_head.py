@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
-from polydraft.drafters.heads.drafter import BoundEnds, HeadNetwork, joined_states, of_parents, with_nodes
+from polydraft.drafters.heads.drafter import BoundEnds, HeadNetwork, TreePass, joined_states, of_parents, with_nodes
 from polydraft.drafters.heads.sublayers import Anatomy, Attention, Gated, HeadCache, Norm, Seen, Turn
 from polydraft.drafters.heads.sublayers import Layer as DecoderLayer
 from polydraft.errors import InvalidParameter
@@ -76,10 +76,13 @@ class PairHead(HeadNetwork):
 
     Attributes:
         kept: how many states enter a pair and are kept of each token, joined: the target's is the first.
+        block: from how many pairs, the last of the text, the first pass drafts; they see each other.
+        ahead: from how many slots behind them it drafts as well.
     """
 
     passes = None
     kept = 1
+    block, ahead = 1, 0
 
     def __init__(self, width: int, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__()
@@ -115,6 +118,12 @@ class PairHead(HeadNetwork):
         """Return what enters the pairs behind these, made of the head's own hidden states: the states as they are."""
         return states
 
+    def masked(
+        self, tokens: Int[Tensor, "b n"], hidden: Float[Tensor, "b n d"], blank: Bool[Tensor, "b n"]
+    ) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b n d"]]:
+        """Return pairs with what stands in the slots behind the root's, where `blank`: here there are none."""
+        return tokens, hidden
+
     @abstractmethod
     def before_output(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """Return what goes to the output head."""
@@ -142,28 +151,38 @@ class PairHead(HeadNetwork):
         """Make pairs of what was read."""
         return self.root(memory, text, ends)[1]
 
-    def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> "tuple[PairPass, PairMemory]":
-        """Read all pairs of the target's own states that are not in the cache, and the last in any case."""
-        counts, device = text.counts, memory.states.device
-        first = [min(done + 1, count - 1) for done, count in zip(memory.done, counts, strict=True)]
-        width = max(count - start for count, start in zip(counts, first, strict=True))
-        starts, known = _sent(first, device), _sent(memory.given, device)
-        found = memory.states[:, :0]
-        for begin in range(0, width, AT_ONCE):
-            columns = torch.arange(begin, min(begin + AT_ONCE, width), device=device)
-            slots = text.lengths.unsqueeze(-1) - width + columns
+    def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> tuple[TreePass, PairMemory]:
+        """Read all pairs that are not in the cache, and grow from the last."""
+        made, after = self.first_pass(memory, text, ends)
+        return PairPass(self, after, text, ends, made), after
+
+    def first_pass(self, memory: PairMemory, text: Text, ends: BoundEnds) -> tuple[Float[Tensor, "b k d"], PairMemory]:
+        """Read all pairs of the target's own states that are not in the cache, and the last in any case.
+
+        Returns:
+            what it made of the last `block` pairs and of the slots `ahead`, and what it keeps.
+        """
+        counts, device, drafting = text.counts, memory.states.device, self.block + self.ahead
+        first = [min(done + 1, count - self.block) for done, count in zip(memory.done, counts, strict=True)]
+        width = self.ahead + max(count - start for count, start in zip(counts, first, strict=True))
+        starts, known, roots = _sent(first, device), _sent(memory.given, device), text.lengths.unsqueeze(-1) - 1
+        found, size = memory.states[:, :0], max(AT_ONCE, drafting)
+        for end in range((width - 1) % size + 1, width + 1, size):  # so that the last pass has all that drafts
+            columns = torch.arange(max(end - size, 0), end, device=device)
+            slots = roots + 1 + self.ahead - width + columns
             slots = slots.where(slots >= starts, -1)
-            stop = max(counts) - width + int(columns.shape[0]) + begin
             before = (slots - 1).clamp_min(0).unsqueeze(-1).expand(-1, -1, memory.states.shape[-1])
             there = (slots >= 1) & (slots <= known)
             hidden = memory.states.gather(1, before).where(there.unsqueeze(-1), 0)
-            tokens = text.tokens.gather(1, slots.clamp_min(0)).where(slots >= 0, 0)
-            order = torch.arange(stop, device=device)
-            mask = (order <= slots.clamp_min(0).unsqueeze(-1)) & _visible(text, order)
+            tokens = text.tokens.gather(1, slots.clamp(0, text.tokens.shape[1] - 1)).where(slots >= 0, 0)
+            tokens, hidden = self.masked(tokens, hidden, slots > roots)
+            order = torch.arange(max(counts) + self.ahead - width + end, device=device)
+            limits = slots.where(slots <= roots - self.block, slots.maximum(roots)).clamp_min(0)
+            mask = (order <= limits.unsqueeze(-1)) & _visible(text, order, self.block)
             mask |= (slots < 1).unsqueeze(-1) & (order == 0)  # padding looks at something
             found = self.passed(memory, ends.embed(tokens), hidden, slots, slots, mask)
         after = replace(memory, done=tuple(max(count - 1, 0) for count in counts))
-        return PairPass(self, after, text, ends, found[:, -1:]), after
+        return found[:, -drafting:], after
 
     def passed(
         self,
@@ -198,7 +217,7 @@ class EagleHead(PairHead):
 
     name = "eagle"
     title = "An EAGLE head"
-    fc: nn.Linear
+    fc: nn.Module
 
     def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__(anatomy.width, layers, reads, target_width)
@@ -242,9 +261,9 @@ class PairPass:
         return self.head.passed(self.memory, embedded, hidden, slots, places, mask, frontier)
 
 
-def _visible(text: Text, slots: Int[Tensor, " m"]) -> Bool[Tensor, "b 1 m"]:
-    """Tell which slots may be seen at all: the first only in texts of one token."""
-    return ((slots > 0) | (text.lengths == 1).unsqueeze(-1)).unsqueeze(1)
+def _visible(text: Text, slots: Int[Tensor, " m"], block: int = 1) -> Bool[Tensor, "b 1 m"]:
+    """Tell which slots may be seen at all: the first only in texts that have no block of pairs."""
+    return ((slots > 0) | (text.lengths <= block).unsqueeze(-1)).unsqueeze(1)
 
 
 def _sent(numbers: Sequence[int], device: torch.device) -> Int[Tensor, "b 1"]:

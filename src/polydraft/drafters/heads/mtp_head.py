@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.drafters.heads.drafter import BoundEnds
+from polydraft.drafters.heads.drafter import BoundEnds, TreePass
 from polydraft.drafters.heads.eagle_head import PairHead, PairMemory, PairPass
 from polydraft.drafters.heads.sublayers import Anatomy, HeadCache, Norm, Seen
 from polydraft.drafters.heads.sublayers import Layer as DecoderLayer
@@ -129,10 +129,10 @@ class MtpHead(PairHead):
         """Return the states, which are behind their norm."""
         return states
 
-    def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> "tuple[MtpPass, PairMemory]":
+    def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> tuple[TreePass, PairMemory]:
         """Read all pairs of the target's own states that are not in the cache, by every module."""
-        grown, after = super().root(memory, text, ends)
-        return MtpPass(self, after, text, ends, grown.made), after
+        made, after = self.first_pass(memory, text, ends)
+        return MtpPass(self, after, text, ends, made), after
 
     def passed(
         self,

@@ -84,7 +84,8 @@ class TrainHeadOptions:
     """One call of `polydraft train head`."""
 
     kind: str = Option(
-        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, hass, eagle-3, mtp, dspark, xpress, lilicorr, mixing.",
+        "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, eagle, hass, eagle-3, p-eagle, mtp, dspark, xpress, "
+        "lilicorr, mixing.",
         argument=True,
         metavar="KIND",
     ).needed()
@@ -135,7 +136,7 @@ class TrainHeadOptions:
     )
     frozen_rows: bool = option(
         False,
-        "Of eagle-3: keep the target's output rows instead of learning own ones; steps are cheaper.",
+        "Of eagle-3 and p-eagle: keep the target's output rows instead of learning own ones; steps are cheaper.",
         TRAINING,
     )
     seed: int = SEED.usually(1)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.heads.drafter import HeadEnds
-from polydraft.drafters.heads.eagle_head import PairHead
+from polydraft.drafters.heads.eagle_head import EagleHead, PairHead
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.row_losses import (
     HeadBatch,
@@ -97,8 +97,8 @@ class EagleLoss:
             raise InvalidParameter(f"Rows may cost {', '.join(ROW_LOSSES)}, not {self.rows!r}.")
 
 
-class _Training(HeadTraining):
-    """What both kinds share: the passes, and what each of them may be asked for.
+class PairTraining(HeadTraining):
+    """What all kinds share: the passes, and what each of them may be asked for.
 
     Args:
         passes: how many; as many drafts are measured.
@@ -164,7 +164,7 @@ class _Training(HeadTraining):
         return target.laws(batch.final[:, known], batch.lse[:, known]), labels, there
 
 
-class Eagle1Training(_Training):
+class Eagle1Training(PairTraining):
     """EAGLE-1's head with its losses: SmoothL1 of the foretold states, and soft cross entropy of their rows.
 
     It reads the target's final states. Measured are all passes, where the module does not train.
@@ -220,7 +220,7 @@ def _of_likeliest(laws: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
     return torch.zeros_like(laws).scatter(-1, best.indices, best.values)
 
 
-class Eagle3Training(_Training):
+class Eagle3Training(PairTraining):
     """EAGLE-3's head with its losses: rows alone, in several passes over what the head itself made.
 
     Its authors count a row as 0 in the mean where the target's likeliest token is none of the head's.
@@ -240,7 +240,7 @@ class Eagle3Training(_Training):
         return summed([self.weights.decay**depth * one for depth, one in enumerate(losses)], overlaps, counts)
 
 
-class MtpTraining(_Training):
+class MtpTraining(PairTraining):
     """An MTP module with FastMTP's loss: rows alone, pass k of K weighing decay^k, and all weights together 1.
 
     The authors compare rows with the text's tokens. Every pass of theirs has keys of its own; here older pairs keep

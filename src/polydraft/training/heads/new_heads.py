@@ -23,10 +23,13 @@ from polydraft.drafters import (
 )
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
-from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.drafters.heads.parallel_eagle import DRAFTS as SLOTS
+from polydraft.drafters.heads.parallel_eagle import MOST_DRAFTS as MOST_SLOTS
+from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
@@ -47,6 +50,7 @@ from polydraft.training.heads.eagles import (
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
 from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
+from polydraft.training.heads.slot_training import ParallelTraining
 
 ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
@@ -248,6 +252,20 @@ def _eagle_1(
     own, passes = HeadEnds(tokens=ends.tokens), size.drafts or DRAFTS
     training = Eagle1Training(head, ends, passes, losses[size.loss], own, min(learnt, passes))
     return NewHead(training, HeadDrafter(head, own), write_eagle)
+
+
+def _p_eagle(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, ParallelEagle) else None
+    end = target.config.get_text_config().eos_token_id
+    mask = next(one for one in reversed(range(vocab)) if one not in (end if isinstance(end, list) else [end]))
+    anatomy, norms, layers, drafts = anatomy_for(target, size), Eagle3Norms(), 2, SLOTS
+    if given is not None:
+        anatomy, norms, mask, layers, drafts = given.anatomy, given.norms, given.mask_id, given.depth, given.drafts
+    head = ParallelEagle(anatomy, reads, width, norms, mask, size.layers or layers, size.drafts or drafts)
+    own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
+    return NewHead(ParallelTraining(head, ends, size.loss, own), HeadDrafter(head, own), write_eagle)
 
 
 def _eagle_3(
@@ -478,6 +496,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
+    "p-eagle": HeadMaker(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
     "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
     "xpress": HeadMaker(_xpress, ranked=True),

@@ -1,4 +1,4 @@
-"""Folders of EAGLE's heads, as their authors, SpecForge, vLLM and speculators write them.
+"""Folders of EAGLE's heads, P-EAGLE's among them, as their authors, SpecForge, vLLM and speculators write them.
 
 Layers are named in two ways: speculators and vLLM write how many layers' output is read ("input of layer k"), which is
 this package's way; SpecForge and Model-Optimizer write in `eagle_config` which layer's output, counted from 0.
@@ -31,6 +31,7 @@ from polydraft.drafters.heads.formats.folder_fields import (
     target_tokens,
     write_head,
 )
+from polydraft.drafters.heads.parallel_eagle import DRAFTS, MOST_DRAFTS, ParallelEagle
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import CheckpointError, InvalidParameter
 from polydraft.models import LanguageModel, PlainFolder
@@ -50,6 +51,10 @@ OTHER_NORMS = "use_mtp_layernorm"
 """What it calls the norms of another kind of head."""
 PROPOSAL: Mapping[str, Any] = {"speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
 """What speculators writes of what is drafted."""
+MASK = "mask_hidden"
+"""The tensor that only P-EAGLE's heads have: the feature of slots that have no pair."""
+MASK_IDS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+"""Where a configuration may name the token of these slots, in the order that vLLM looks."""
 OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 """What only block heads' configurations have."""
 
@@ -92,6 +97,25 @@ def _holds_third(names: Iterable[str]) -> bool:
     return any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in names)
 
 
+def is_parallel(config: Mapping[str, Any]) -> bool:
+    """Tell by its configuration whether a folder holds a head of P-EAGLE.
+
+    vLLM's own form has EAGLE-3's class and is told by its tensor (`holds_parallel`), unless the token of the slots
+    stands where block heads have theirs.
+    """
+    kind, named = config.get("speculators_model_type"), [one.lower() for one in classes_of(config)]
+    if kind is not None:
+        return kind == "peagle"
+    third = any("eagle3" in one for one in named) and config.get("dflash_config") is not None
+    return third or any("peagle" in one for one in named)
+
+
+def holds_parallel(shapes: Shapes) -> bool:
+    """Tell by its tensors whether a folder holds a head of P-EAGLE."""
+    names = {name.removeprefix("model.") for name in shapes}
+    return MASK in names and _holds_third(names)
+
+
 def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> HeadDrafter[EagleHead]:
     """Build the drafter of a head of EAGLE-1 or EAGLE-3; a folder that names no layers needs the target's depth.
 
@@ -100,10 +124,11 @@ def read_eagle(folder: PlainFolder, target_layers: int | None = None) -> HeadDra
     """
     kind = folder.config.get("speculators_model_type")
     if kind is not None:
-        return _third(folder, target_layers) if kind == "eagle3" else _old_first(folder)
+        return _third(folder, target_layers) if kind in ("eagle3", "peagle") else _old_first(folder)
     if _wraps(folder.config):
         return _wrapped(folder)
-    third = _is_third(folder.config) or _holds_third(name.removeprefix("model.") for name in folder.tensors)
+    third = is_parallel(folder.config) or _is_third(folder.config)
+    third = third or _holds_third(name.removeprefix("model.") for name in folder.tensors)
     return _third(folder, target_layers) if third else _first(folder)
 
 
@@ -174,10 +199,55 @@ def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleH
     width = anatomy.width
     reads = ("final",) if reads_final(fields, norms, width) else _reads(fields, target_layers)
     target_width = fields.count("target_hidden_size", width, each=width)
-    head = Eagle3Head(anatomy, reads, target_width, norms, fields.count("num_hidden_layers", 1, each=width))
+    depth = fields.count("num_hidden_layers", 1, each=width)
+    if is_parallel(folder.config) or tensors.has(MASK):
+        _flatten_mask(tensors, len(reads) * target_width)
+        head = ParallelEagle(anatomy, reads, target_width, norms, _mask_id(fields, tensors), depth, _drafts(fields))
+    else:
+        head = Eagle3Head(anatomy, reads, target_width, norms, depth)
     tensors.fill(head)
     made_for = fields.made_for(target_tokens(tensors))
     return tensors.drafter(head, _own_ends(fields, tensors, width), made_for)
+
+
+def _flatten_mask(tensors: Tensors, width: int) -> None:
+    """Let `mask_hidden` be one row: speculators has two axes more, and vLLM one."""
+    found = tensors.take(MASK)
+    if found.numel() != width or found.shape[-1:] != (width,):
+        raise tensors.damaged(
+            f"{MASK} has shape {list(found.shape)}, and the joined states that it reads are {width} wide"
+        )
+    tensors.left[MASK] = found.flatten()
+
+
+def _mask_id(fields: Fields, tensors: Tensors) -> int:
+    """Return the token of the slots.
+
+    Raises:
+        CheckpointError: none is named, or one that has no embedding or ends texts.
+    """
+    inner = {f"dflash_config.{name}": value for name, value in fields.table("dflash_config").items()}
+    own = replace(fields, beside=(inner, *fields.beside))
+    name = next((one for one in MASK_IDS if own.get(one) is not None), None)
+    if name is None:
+        raise CheckpointError(
+            f"config.json in {fields.name} names no mask token by {', '.join(MASK_IDS[:-1])} or {MASK_IDS[-1]}; write "
+            "the one that the head was trained with into it as mask_token_id."
+        )
+    found, rows, end = own.count(name, least=0), target_tokens(tensors), fields.get("eos_token_id")
+    if rows is not None and found >= rows:
+        raise fields.wrong(name, found, f"there are {rows} tokens")
+    if found in (end if isinstance(end, list | tuple) else (end,)):
+        raise fields.wrong(name, found, "that token ends texts (eos_token_id), and a mask is in none")
+    return found
+
+
+def _drafts(fields: Fields) -> int:
+    """Return how many tokens a P-EAGLE head drafts, by speculators' proposal or by `para_depths`."""
+    proposals = fields.table("speculators_config").get("proposal_methods")
+    first = proposals[0] if isinstance(proposals, list) and proposals and isinstance(proposals[0], Mapping) else {}
+    told = fields.count("para_depths", DRAFTS, most=MOST_DRAFTS)
+    return Fields(fields.name, first).count("speculative_tokens", told, most=MOST_DRAFTS)
 
 
 def _of_layer(name: str, first: str) -> str:
@@ -261,7 +331,7 @@ def write_eagle(
     dtype: torch.dtype = torch.bfloat16,
     card: str = "",
 ) -> None:
-    """Write a head of EAGLE-1 or EAGLE-3 as a folder.
+    """Write a head of EAGLE-1, EAGLE-3 or P-EAGLE as a folder; the last as vLLM reads it, or in speculators' form.
 
     Args:
         speculators: write the form of vllm-project/speculators: `layers.0.` for `midlayer.`, sizes in a table.
@@ -309,8 +379,12 @@ def _written_third(
         **({"recycle": "raw"} if raw else {}),
         **({} if ends.multiplier == 1 else {"logit_scale": ends.multiplier}),
     }
+    named = speculator("eagle3", "Eagle3Speculator", **PROPOSAL)
+    if isinstance(head, ParallelEagle):
+        named = speculator("peagle", "PEagleSpeculator", **{**PROPOSAL, "speculative_tokens": head.drafts})
+        own |= {"mask_token_id" if speculators else "ptd_token_id": head.mask_id, "para_depths": head.drafts}
+        tensors[MASK] = head.mask_hidden.view(*((1, 1, -1) if speculators else (1, -1)))
     if speculators:
-        named = speculator("eagle3", "Eagle3Speculator", **PROPOSAL)
         return {**named, "transformer_layer_config": sizes, **own}, tensors
     return {"architectures": ["LlamaForCausalLMEagle3"], **sizes, **own}, tensors
 

@@ -8,7 +8,13 @@ import torch
 
 from polydraft.drafters.contract import Drafter, owned_networks
 from polydraft.drafters.heads.formats.block_reading import holds_block, is_block, read_block
-from polydraft.drafters.heads.formats.eagle_folders import holds_eagle, is_eagle, read_eagle
+from polydraft.drafters.heads.formats.eagle_folders import (
+    holds_eagle,
+    holds_parallel,
+    is_eagle,
+    is_parallel,
+    read_eagle,
+)
 from polydraft.drafters.heads.formats.folder_fields import Shapes
 from polydraft.drafters.heads.formats.last_state_folders import (
     holds_medusa,
@@ -49,6 +55,7 @@ class HeadKind:
 
 
 KINDS: tuple[HeadKind, ...] = (
+    HeadKind("P-EAGLE", is_parallel, holds_parallel, read_eagle),
     HeadKind("block", is_block, holds_block, read_block),
     HeadKind("EAGLE", is_eagle, holds_eagle, read_eagle),
     HeadKind("Medusa", is_medusa, holds_medusa, read_medusa),
