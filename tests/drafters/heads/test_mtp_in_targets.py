@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import tiny_tokenizer
+from doubles import tiny_model, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from test_block_heads import text_of
 from test_mtp import along, begun
@@ -23,6 +23,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -76,6 +78,12 @@ def numbered(at: int) -> dict[str, str]:
 
 
 LIKE_DEEPSEEK = ("model.layers.{at}", {part: name.replace("7", "{at}") for part, name in numbered(7).items()})
+QWEN = {
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "eh_proj": "mtp.fc",
+    "norm": "mtp.norm",
+}
 KINDS = {
     "deepseek": Kind(
         DeepseekV3Config,
@@ -91,12 +99,14 @@ KINDS = {
         {**LINEAR, "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 8}
         | {"layer_types": ["linear_attention", "full_attention"]},
         "mtp.layers.{at}",
-        {
-            "enorm": "mtp.pre_fc_norm_embedding",
-            "hnorm": "mtp.pre_fc_norm_hidden",
-            "eh_proj": "mtp.fc",
-            "norm": "mtp.norm",
-        },
+        QWEN,
+    ),
+    "qwen 3.5": Kind(
+        Qwen3_5TextConfig,
+        Qwen3_5ForCausalLM,
+        {**LINEAR, "layer_types": ["linear_attention", "full_attention"], "mtp_num_hidden_layers": 1},
+        "mtp.layers.{at}",
+        QWEN,
     ),
     "mimo": Kind(
         Qwen2Config,
@@ -185,10 +195,11 @@ def copied(request: pytest.FixtureRequest, place: Path, tmp_path: Path) -> Path:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("kind", "rows"), [*((kind, ROWS) for kind in KINDS if kind != "qwen"), *(("qwen", [row]) for row in ROWS)]
+    ("kind", "rows"),
+    [(kind, rows) for kind in KINDS for rows in ([[row] for row in ROWS] if kind.startswith("qwen") else [ROWS])],
 )
 def test_the_rows_are_those_of_the_targets_own_classes(kind: str, rows: list[list[int]], place: Path) -> None:
-    """Qwen3-Next has recurrent layers, whose states know no padding, so its texts are read one by one."""
+    """Qwen's targets have recurrent layers, whose states know no padding, so its texts are read one by one."""
     model, modules, _ = made(kind, place)
     drafter, text = load_modules(model, torch.float32), text_of(rows)
     state, _ = begun(HuggingFaceModel(model), drafter, text)
@@ -239,6 +250,11 @@ def test_the_word_takes_the_targets_own_modules_and_the_text_stays(kind: str, pl
     found: Any = polydraft.generate(pair.target, ROWS[0], drafter="mtp", policy=Chain(2), **given)
     assert torch.equal(found.sequences, plain.sequences)
     assert found.statistics.drafted > 0 and not found.statistics.fallback
+
+
+def test_a_target_that_came_from_nowhere_has_no_modules() -> None:
+    with pytest.raises(CheckpointError, match="was not loaded from a folder, so there are no MTP modules"):
+        polydraft.generate(tiny_model(), ROWS[0], drafter="mtp", max_new_tokens=2)
 
 
 def test_only_the_modules_tensors_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +324,11 @@ DAMAGED: dict[str, tuple[Any, dict[str, Any], str]] = {
         r"holds model\.layers\.2\.mlp\.experts\.4\.gate_proj\.weight, which this kind",
     ),
     "no projection of one": (less("model.layers.3.hnorm"), {}, r"model\.layers\.3\.hnorm\.weight is missing"),
+    "scales": (
+        lambda own: own | {"model.layers.2.eh_proj.weight_scale_inv": torch.ones(1)},
+        {},
+        r"holds model\.layers\.2\.eh_proj\.weight_scale_inv: MTP modules with quantised weights are not read",
+    ),
     "another kind": (NEMOTRON, {}, "has MTP modules of Nemotron-H's kind, which are not read yet"),
 }
 

@@ -374,6 +374,7 @@ def test_every_step_drafts_what_a_fresh_start_drafts(term: str) -> None:
         torch.testing.assert_close(again.probs, draft.probs, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("term", IN_PLACE)
 def test_a_running_batch_is_its_texts(term: str) -> None:
     drafter, prompts = block_drafter(term), {place: torch.tensor(row) for place, row in enumerate([*ROWS, [9, 2]])}

@@ -62,6 +62,8 @@ class TargetLayer(nn.Module):
         for name, value in [*made.named_parameters(), *made.named_buffers()]:
             if any(one in name for one in strict):
                 value.data = value.data.float()
+        if {name for name, _ in made.named_buffers()} - made.state_dict().keys():  # no checkpoint could fill them
+            raise UnsupportedModel(f"No layer like those of {type(target).__name__} can be made: it keeps buffers.")
         self.layer = made.to_empty(device=target.device).eval()
         self.dtype = dtype
 

@@ -33,7 +33,16 @@ from polydraft.drafters.heads.formats.folder_fields import (
 )
 from polydraft.drafters.heads.mtp_head import MtpHead, MtpModule
 from polydraft.errors import CheckpointError, InvalidParameter, shown
-from polydraft.models import LanguageModel, PlainFolder, TargetLayer, plain_config, plain_names, read_plain
+from polydraft.models import (
+    LanguageModel,
+    PlainFolder,
+    TargetLayer,
+    linear_of,
+    pack_linear_layers,
+    plain_config,
+    plain_names,
+    read_plain,
+)
 
 LAYERS = ("llama", "qwen2", "qwen3")
 """Kinds of layers in folders of their own."""
@@ -44,6 +53,8 @@ REFUSED: Mapping[str, str] = {
 """Families whose modules are known and not read, by what their tensors are called."""
 EXPERTS = "experts.gate_up_proj", "experts.down_proj"
 """What transformers keeps all experts of a layer in, one behind the other."""
+SCALES = "_scale_inv", "_scale", ".scales", ".qweight"
+"""How tensors' names end in checkpoints with quantised weights."""
 COPIES = "shared_head.head.weight", "embed_tokens.weight"
 """What modules of DeepSeek's kind may hold of their target's ends."""
 
@@ -232,6 +243,9 @@ def _family(names: Iterable[str], layers: int) -> Family | None:
 def has_modules(target: nn.Module) -> bool:
     """Tell whether MTP modules that are read lie where a target came from; no for what cannot be looked at."""
     model: Any = target
+    told = getattr(model, "_keys_to_ignore_on_load_unexpected", None)  # transformers' own list of what it leaves out
+    if not told and not any(_promised(vars(model.config), one.promised) for one in FAMILIES):
+        return False
     try:
         source, _ = plain_config(model.name_or_path)
         return _family(plain_names(source), model.config.get_text_config().num_hidden_layers) is not None
@@ -249,10 +263,12 @@ def load_modules(target: nn.Module, dtype: torch.dtype) -> HeadDrafter[MtpHead]:
         dtype: the precision to run them in.
 
     Raises:
-        CheckpointError: there are none, or they are damaged, or of a family that is not read.
+        CheckpointError: there are none, or they are damaged, quantised, or of a family that is not read.
         UnsupportedModel: the target's layers cannot be made anew.
     """
     model: Any = target
+    if not getattr(model, "name_or_path", ""):
+        raise CheckpointError("The target was not loaded from a folder, so there are no MTP modules to read.")
     source, config = plain_config(model.name_or_path)
     names, layers = plain_names(source), model.config.get_text_config().num_hidden_layers
     for family, pattern in REFUSED.items():
@@ -264,6 +280,9 @@ def load_modules(target: nn.Module, dtype: torch.dtype) -> HeadDrafter[MtpHead]:
     count = _count(source.name, _text_config(config), family, family.numbers(names, layers))
     beginnings = family.beginnings(count, layers)
     tensors = Tensors.of(read_plain(model.name_or_path, lambda name: name.startswith(beginnings)), ())
+    scaled = next((name for name, one in tensors.left.items() if name.endswith(SCALES) or one.element_size() < 2), None)
+    if scaled is not None:
+        raise CheckpointError(f"{tensors.folder.name} holds {scaled}: MTP modules with quantised weights are not read.")
     blocks = [TargetLayer(target, dtype) for _ in range(count)]
     norm: Callable[[], nn.Module] = blocks[0].new_norm
     made = [MtpModule(blocks[0].width, one, norm, hidden_first=family.hidden_first) for one in blocks]
@@ -271,11 +290,12 @@ def load_modules(target: nn.Module, dtype: torch.dtype) -> HeadDrafter[MtpHead]:
     for one in made:
         one.eh_proj.to(dtype)
     _share(head, family)
-    ends = _ends(model, tensors, family, count, layers)
+    ends = _ends(model, tensors, family.beginnings(count, layers) if family.behind else (), dtype)
     _fill(head, tensors, family, layers if family.behind else 0)
     head.shapes = blocks[0].key_shapes()
+    pack_linear_layers(head)
     made_for = MadeFor(model.config.get_text_config().vocab_size, layers)
-    return tensors.drafter(head, ends.to(model.device, dtype), made_for)
+    return tensors.drafter(head, ends, made_for)
 
 
 def _promised(config: Mapping[str, Any], word: str) -> int:
@@ -285,7 +305,7 @@ def _promised(config: Mapping[str, Any], word: str) -> int:
 
 def _absent(name: str, config: Mapping[str, Any], layers: int) -> str:
     """Return what is said of a target without modules."""
-    for word in {one.promised for one in FAMILIES}:
+    for word in dict.fromkeys(one.promised for one in FAMILIES):
         said = _promised(config, word)
         if said:
             blocks = (
@@ -314,36 +334,29 @@ def _count(name: str, config: Mapping[str, Any], family: Family, numbers: list[i
     return len(numbers)
 
 
-def _ends(target: Any, tensors: Tensors, family: Family, count: int, layers: int) -> HeadEnds:
-    """Return the ends that modules have of their own: copies of the target's that differ from these."""
+def _ends(target: Any, tensors: Tensors, blocks: tuple[str, ...], dtype: torch.dtype) -> HeadEnds:
+    """Return the ends that modules have of their own: copies of the target's, in their blocks, that differ from it."""
     found: list[Tensor | None] = []
     for copied, table in zip(COPIES, (target.get_output_embeddings(), target.get_input_embeddings()), strict=True):
-        called = [family.block.replace("{at}", str(layers + at)) + copied for at in range(count * family.behind)]
-        others = [tensors.take(one) for one in called if tensors.has(one)]
-        others = [one for one in others if not _same(one, table.weight)]
-        if not all(torch.equal(one, others[0]) for one in others):
+        copies = [tensors.take(block + copied) for block in blocks if tensors.has(block + copied)]
+        if not all(torch.equal(one, copies[0]) for one in copies):
             raise tensors.damaged(f"the modules' {copied} differ from each other")
-        if others:
+        own = next((one for one in copies if not _same(one, table.weight)), None)
+        if own is not None:
             warnings.warn(
                 f"The MTP modules of {tensors.folder.name} draft with {copied} of their own, not with the target's.",
                 stacklevel=4,
             )
-        found.append(others[0] if others else None)
-    rows, embeddings = found
+        found.append(own)
+    rows, embeddings = (None if one is None else one.to(target.device, dtype) for one in found)
     return HeadEnds(
-        None if embeddings is None else nn.Embedding.from_pretrained(embeddings.float()),
-        None if rows is None else _linear(rows.float()),
+        None if embeddings is None else nn.Embedding.from_pretrained(embeddings),
+        None if rows is None else linear_of(rows),
     )
 
 
 def _same(copied: Tensor, table: Tensor) -> bool:
     return copied.shape == table.shape and torch.equal(copied.to(table.device, table.dtype), table)
-
-
-def _linear(rows: Tensor) -> nn.Linear:
-    made = nn.Linear(rows.shape[1], len(rows), bias=False)
-    made.weight = nn.Parameter(rows, requires_grad=False)
-    return made
 
 
 def write_mtp(
