@@ -5,9 +5,10 @@ from typing import Any, TypeVar
 
 import torch
 from choices import Memory, Toy
+from sources import encoder_decoder
 from torch import Tensor
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, ParallelDrafter, SpecDrafter
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
@@ -30,7 +31,7 @@ from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.model import draft_rows
-from polydraft.models import Forward
+from polydraft.models import Forward, HuggingFaceModel
 from polydraft.reading import Text
 from polydraft.schemes import IID
 from polydraft.trees import Frontier
@@ -194,8 +195,10 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "ReDrafter": lambda vocab: walk("redrafter", 4, vocab),
     "MTP": lambda vocab: mtp_drafter(4),
     "MTP, two modules": lambda vocab: mtp_drafter(4, modules=2),
+    "PARD": lambda vocab: ParallelDrafter(Toy(vocab + 1, 1), vocab),
+    "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
 }
-"""Heads for `Seen`, with so many tokens."""
+"""Heads for `Seen`, with so many tokens, and draft models for masks."""
 
 
 def _random(network: Network, spread: float) -> Network:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from doubles import step_of, tiny_model
 from heads import WIDTH, every_head
+from sources import encoder_decoder
 
 from polydraft.catalogue import DrafterLine, every_scheme, tables
 from polydraft.drafters import (
@@ -18,7 +19,9 @@ from polydraft.drafters import (
     DraftRequest,
     LookupFirst,
     ModelDrafter,
+    ParallelDrafter,
     Session,
+    SpecDrafter,
     StoreVocabulary,
     StoreWriter,
     TextStore,
@@ -80,6 +83,8 @@ MEMBERS: dict[str, Callable[[], Drafter]] = {
     **{line.word: partial(member, line) for line in tables.DRAFTERS},
     "lookup first, of one token": lambda: LookupFirst(model_drafter(), 1),
     "padded model": lambda: ModelDrafter(HuggingFaceModel(tiny_model("qwen2", VOCAB + 6))),
+    "masks": lambda: ParallelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB + 1)), VOCAB, 8),
+    "masks behind a source": lambda: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=VOCAB)), 4, 3, 8),
     **{name: partial(lambda own: every_head()[own], name) for name in every_head()},
 }
 

@@ -21,7 +21,7 @@ from polydraft import (
     SamplingParams,
     TreeShape,
 )
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, ParallelDrafter
 from polydraft.engine import Ending, Method, Observer, Request, RunningBatch, Statistics, TargetLaw
 from polydraft.engine.choices import Choices, chosen_method
 from polydraft.errors import ContextOverflow
@@ -60,6 +60,7 @@ def drafters(kind: str = "llama") -> dict[str, Drafter]:
         "lookahead": LookaheadDrafter(3, 4, 3, pool_from_prompt=True),
         "ouroboros": OuroborosDrafter(draft, 3, 2, 3, 4, 3),
         "model": ModelDrafter(draft),
+        "pard": ParallelDrafter(draft, 29),
     }
 
 
@@ -112,7 +113,7 @@ def alone(place: int, method: Method, heat: float, kind: str = "llama") -> list[
 
 
 def method_of(name: str, heat: float, kind: str = "llama") -> Method:
-    policy = POLICY if name in ("none", "model") and kind == "llama" else None
+    policy = POLICY if name in ("none", "model", "pard") and kind == "llama" else None
     model = HuggingFaceModel(target(kind))
     return chosen_method(Choices(drafters(kind).get(name, name), None, policy), model, SamplingParams(temperature=heat))
 

@@ -21,6 +21,7 @@ from polydraft.drafters.contract import (
     proposes,
     resumed,
 )
+from polydraft.drafters.draft_kinds import MASKED, drafter_of
 from polydraft.drafters.ensemble import EnsembleDrafter
 from polydraft.drafters.heads import (
     HeadDrafter,
@@ -39,6 +40,7 @@ from polydraft.drafters.heads import (
 from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
+from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.several.hedge import RoutedDrafter, route, route_first, usual_members
 from polydraft.drafters.several.merge import MergedDrafter, merge, merge_beside, route_before
 from polydraft.drafters.several.nested import NestedDrafter
@@ -58,6 +60,7 @@ from polydraft.drafters.text.suffix import RetrievalDrafter, SuffixDrafter
 
 __all__ = [
     "LOOKUP",
+    "MASKED",
     "Collects",
     "Decoder",
     "Defaults",
@@ -80,6 +83,7 @@ __all__ = [
     "NoDraft",
     "OuroborosDrafter",
     "Outside",
+    "ParallelDrafter",
     "PredictedDrafter",
     "Recent",
     "RecyclingDrafter",
@@ -88,6 +92,7 @@ __all__ = [
     "SelfDrafter",
     "Session",
     "SoundDrafter",
+    "SpecDrafter",
     "StoreVocabulary",
     "StoreWriter",
     "SuffixDrafter",
@@ -95,6 +100,7 @@ __all__ = [
     "TextDrafter",
     "TextStore",
     "TreePass",
+    "drafter_of",
     "drafters_in",
     "drafts_name",
     "drafts_under",

@@ -22,11 +22,13 @@ from polydraft.catalogue import (
     word_of,
 )
 from polydraft.drafters import (
+    MASKED,
     Drafter,
     ModelDrafter,
     NgramDrafter,
     NoDraft,
     PredictedDrafter,
+    drafter_of,
     drafters_in,
     drafts_under,
     model_defaults,
@@ -133,10 +135,11 @@ def text_word(params: SamplingParams) -> str:
 
 
 def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafter:
-    """Turn what users pass into a drafter: a model drafts, compiled if asked."""
+    """Turn what users pass into a drafter: a model drafts as it was trained to (`drafter_of`), compiled if asked."""
     if not isinstance(drafter, nn.Module):
         return drafter
-    return ModelDrafter(draft_model(drafter, compile=True) if compile else HuggingFaceModel(drafter))
+    model = draft_model(drafter, compile=True) if compile else HuggingFaceModel(drafter)
+    return ModelDrafter(model) if MASKED.isdisjoint(vars(model.model.config)) else drafter_of(model)
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:

@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from polydraft.catalogue import MANY, meant_drafter
-from polydraft.drafters import Drafter, DraftRequest, Session, has_modules, is_head, load_head, load_modules
+from polydraft.drafters import (
+    Drafter,
+    DraftRequest,
+    Session,
+    drafter_of,
+    has_modules,
+    is_head,
+    load_head,
+    load_modules,
+)
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
 from polydraft.fetched import MODULES, is_derived
 from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head
@@ -52,7 +61,7 @@ def load(
 
     Raises:
         CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
-            that name, or the dtype or device is unknown.
+            that name, a draft model for masks names none that can be one, or the dtype or device is unknown.
         MissingExtra: a GGUF file is named, and the package that reads it is not installed.
         TargetMismatch: a head for another target.
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
@@ -66,7 +75,7 @@ def load(
         pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
         if draft is None and has_modules(pair.target):
             warnings.warn(f"{target} has MTP modules, which draft for it if the draft is {MODULES!r}.", stacklevel=2)
-        return pair
+        return pair if draft is None else replace(pair, draft=_checked(pair.draft))
     pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
     return replace(pair, draft=head_for(draft, pair.target))
 
@@ -120,8 +129,15 @@ def load_models(
 
 def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
     """Load a draft model or a draft head for a target that is there already; names and errors are those of `load`."""
-    named = not is_derived(name) and _names_head(name)
-    return head_for(name, target) if named else load_draft(name, cast(Any, target))
+    if not is_derived(name) and _names_head(name):
+        return head_for(name, target)
+    return _checked(load_draft(name, cast(Any, target)))
+
+
+def _checked(draft: nn.Module) -> nn.Module:
+    """Return a draft model whose configuration says of masks only what can be (`drafter_of`)."""
+    drafter_of(draft)
+    return draft
 
 
 def head_for(name: str | Path, target: nn.Module) -> Drafter:

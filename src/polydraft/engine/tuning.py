@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import Drafter, DraftRequest, ModelDrafter, NoDraft, Session
+from polydraft.drafters import Drafter, DraftRequest, ModelDrafter, NoDraft, Session, drafter_of
 from polydraft.engine.choices import check_crowd, default_policy, default_verifier, without_branches
 from polydraft.engine.generate import stream
 from polydraft.engine.measured import ROUNDS, Rounds, time_target, timed, timed_steps, up_to
@@ -275,6 +275,11 @@ def _drafter(pair: Pair) -> ModelDrafter:
         raise InvalidParameter("A plan is for a target and a draft model, and there is no draft model.")
     if not isinstance(pair.draft, nn.Module):
         raise InvalidParameter(f"A plan is for a draft model, and what drafts here is {shown(pair.draft)}.")
+    if drafter_of(pair.draft).needs.passes is not None:
+        raise InvalidParameter(
+            f"A plan is for a draft model that takes a pass for each level, and this {type(pair.draft).__name__} was "
+            "trained to fill masks in one; leave the plan out."
+        )
     return ModelDrafter(HuggingFaceModel(pair.draft))
 
 

@@ -24,6 +24,7 @@ from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
+from polydraft.models.encoders.filling import encoded, filled
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
     OF_A_CALL_THAT_ENDS,
@@ -80,6 +81,7 @@ from polydraft.models.loading import (
     shipped_head,
     tokenizer_of,
 )
+from polydraft.models.sources import Encoded
 from polydraft.models.text.conversation import (
     Conversation,
     Message,
@@ -100,6 +102,7 @@ __all__ = [
     "Cache",
     "CompiledModel",
     "Conversation",
+    "Encoded",
     "Facts",
     "Forward",
     "Grammar",
@@ -140,6 +143,8 @@ __all__ = [
     "draft_model",
     "drafting_asked_for",
     "embedded_head",
+    "encoded",
+    "filled",
     "first_sentence",
     "fork_all",
     "function_of",

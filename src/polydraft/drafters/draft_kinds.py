@@ -1,0 +1,79 @@
+"""Which drafter a draft model is for, by what its configuration says that it was trained for.
+
+`pard_token`, or `spd_type` "pard"                        fills masks behind the text (`ParallelDrafter`)
+`spec_drafter` {"block_size": k, "mask_token_id": id}     an encoder-decoder that fills a block (`SpecDrafter`)
+neither                                                   drafts token by token (`ModelDrafter`)
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from polydraft.drafters.contract import Drafter
+from polydraft.drafters.heads.formats.folder_fields import Fields
+from polydraft.drafters.model import ModelDrafter, runnable
+from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter, refused_mask
+from polydraft.errors import CheckpointError, shown
+from polydraft.models import LanguageModel, module_of
+
+PARD, SPEC = "pard", "spec_drafter"
+MASKED = frozenset(("pard_token", "spd_type", SPEC))
+"""What a configuration may have that is for masks; without these a draft model drafts token by token."""
+BLOCK, MASK = "block_size", "mask_token_id"
+MASK_KEYS = (MASK, "dspark_noise_token_id", "pard_token", "ptd_token_id")
+"""Where a mask token is looked for; the first that there is counts, as in vLLM. `dflash_config` is of block heads."""
+
+
+def drafter_of(model: object) -> Drafter:
+    """Return the drafter of a draft model: the one that its configuration says it was trained for.
+
+    Raises:
+        CheckpointError: the configuration names no mask token, one that cannot be it, or a block that cannot be filled.
+        InvalidParameter: this is no model.
+        UnsupportedModel: a model for masks cannot branch.
+    """
+    runs = runnable(model)
+    module: Any = module_of(runs)
+    config: Any = getattr(module, "config", None)
+    if getattr(config, SPEC, None) is not None:
+        return _spec_drafter(runs, _name(module), getattr(config, SPEC))
+    if getattr(config, "spd_type", None) == PARD or getattr(config, "pard_token", None) is not None:
+        return ParallelDrafter(runs, _pard_mask(runs, _name(module), config))
+    return ModelDrafter(runs)
+
+
+def _pard_mask(model: LanguageModel, name: str, config: Any) -> int:
+    told = {key: getattr(config, key, None) for key in MASK_KEYS}
+    for key, value in told.items():
+        if value is not None:
+            return _checked(Fields(name, {}), model, key, value)
+    raise CheckpointError(
+        f"config.json in {name} says that spd_type is {PARD!r}, and names no mask token; it must have one of "
+        f"{', '.join(MASK_KEYS)}."
+    )
+
+
+def _spec_drafter(model: LanguageModel, name: str, told: object) -> SpecDrafter:
+    if not isinstance(told, Mapping) or {*told} != {BLOCK, MASK}:
+        raise CheckpointError(
+            f"config.json in {name} says that {SPEC} is {shown(told)}; it must be a table of {BLOCK} and {MASK} alone."
+        )
+    if not model.facts.encodes:
+        raise CheckpointError(
+            f"config.json in {name} has {SPEC}, but {type(module_of(model)).__name__} has no encoder; it must be an "
+            "encoder-decoder."
+        )
+    fields = Fields(name, cast(Mapping[str, Any], told))
+    block = fields.count(BLOCK, most=model.facts.context - 1)
+    return SpecDrafter(model, _checked(fields, model, MASK, fields.get(MASK)), block)
+
+
+def _checked(fields: Fields, model: LanguageModel, key: str, value: Any) -> int:
+    why = refused_mask(model, value)
+    if why:
+        raise fields.wrong(key, value, why)
+    return int(value)
+
+
+def _name(module: Any) -> str:
+    """Return where a model came from, quoted; its class where that is not known."""
+    return repr(str(getattr(module, "name_or_path", "") or type(module).__name__))

@@ -1,0 +1,1 @@
+"""What encoder-decoders do beside writing a text token by token."""
