@@ -31,6 +31,7 @@ from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.model import draft_rows
+from polydraft.drafters.rider_drafter import RiderDrafter
 from polydraft.models import Forward, HuggingFaceModel
 from polydraft.reading import Text
 from polydraft.schemes import IID
@@ -199,6 +200,54 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
 }
 """Heads for `Seen`, with so many tokens, and draft models for masks."""
+
+
+class RidingMemory(Memory):
+    """Also what entered the first layer, in every slot."""
+
+    def __init__(self, batch: int, capacity: int, width: int) -> None:
+        super().__init__(batch, capacity)
+        self.entered = torch.zeros(batch, capacity, width, dtype=torch.float64)
+
+    def keep(self, base: Tensor, path: Tensor) -> None:
+        super().keep(base, path)
+        before = self.entered.clone()
+        for row, nodes in enumerate(path.tolist()):
+            for depth, node in enumerate(nodes):
+                if node >= 0:
+                    self.entered[row, base[row] + 1 + depth] = before[row, base[row] + node]
+
+
+class Riding(Toy):
+    """A law over the whole text that also takes learnt embeddings: a token's own is one-hot."""
+
+    def new_cache(self, batch: int, capacity: int, sources: Any = None) -> RidingMemory:
+        return RidingMemory(batch, capacity, self.vocab_size)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Memory, starts: Tensor, **named: Any
+    ) -> Forward:
+        super().forward(tokens, positions, mask, cache, starts)
+        given = named.get("embeddings")
+        slots = (starts.unsqueeze(-1) + torch.arange(tokens.shape[1])).clamp_min(0)
+        assert isinstance(cache, RidingMemory)
+        entered = self.embedded(tokens) if given is None else given
+        cache.entered.scatter_(1, slots.unsqueeze(-1).expand_as(entered), entered)
+        places, known = cache.slots[1, :, : mask.shape[-1]], cache.entered[:, : mask.shape[-1]]
+        return Forward(self._logits(mask.double() @ (known.unsqueeze(-2) @ self.table[places]).squeeze(-2)), {})
+
+    def embedded(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:
+        own = torch.eye(self.vocab_size, dtype=torch.float64)
+        return (own if table is None else torch.cat([own, table]))[tokens]
+
+
+RIDERS: dict[str, Callable[[int], RiderDrafter]] = {
+    "SPACE": lambda vocab: RiderDrafter(masks=(1, 1)),
+    "SPACE, two masks": lambda vocab: RiderDrafter(masks=(0, 1)),
+    "PaSS": lambda vocab: RiderDrafter(lookahead=_random(torch.nn.Embedding(2, vocab), 1.0)),
+    "PaSS, roots alone": lambda vocab: RiderDrafter(lookahead=_random(torch.nn.Embedding(2, vocab), 1.0), carriers=1),
+}
+"""Riders for `Riding`, with so many tokens; some steps draft nothing."""
 
 
 def _random(network: Network, spread: float) -> Network:

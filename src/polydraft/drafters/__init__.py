@@ -41,6 +41,7 @@ from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modul
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
+from polydraft.drafters.rider_drafter import RiderDrafter
 from polydraft.drafters.several.hedge import RoutedDrafter, route, route_first, usual_members
 from polydraft.drafters.several.merge import MergedDrafter, merge, merge_beside, route_before
 from polydraft.drafters.several.nested import NestedDrafter
@@ -88,6 +89,7 @@ __all__ = [
     "Recent",
     "RecyclingDrafter",
     "RetrievalDrafter",
+    "RiderDrafter",
     "RoutedDrafter",
     "SelfDrafter",
     "Session",

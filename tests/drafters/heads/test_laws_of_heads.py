@@ -11,7 +11,8 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import LATTICE, NARROW, TOY_HEADS, Seen, block_drafter, every_head
+from heads import LATTICE, NARROW, RIDERS, TOY_HEADS, Riding, Seen, block_drafter, every_head
+from torch import Tensor
 
 import polydraft
 from polydraft import Chain, Widths
@@ -27,10 +28,12 @@ from polydraft.verifiers import (
     NaiveMatch,
     NodeVerifier,
     Optimal,
+    OutcomeLaw,
     PathVerifier,
     RecursiveRejectionWithoutReplacement,
     ScalableVerifier,
     SharedNoise,
+    SpeculativeSampling,
     TopDown,
     TraversalVerification,
     most_drafts,
@@ -126,6 +129,49 @@ def test_other_heads_write_the_targets_law(head: str, case: Case) -> None:
 @pytest.mark.parametrize("head", OTHERS)
 def test_other_heads_write_the_targets_law_under_every_rule(head: str, case: Case) -> None:
     check_law(head, case, 2)
+
+
+def rider_distance(kind: str, rule: PathVerifier, policy: TreePolicy, steps: int) -> float:
+    """Return how far four tokens are from the target's law; the first step drafts nothing."""
+    target = Riding(2)
+    law, failures = law_of(target, RIDERS[kind](2), rule, policy, [PROMPT], 4, steps=steps)
+    assert not failures
+    return distance(law, target.texts(PROMPT, 4))
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("kind", ["SPACE, two masks", "PaSS"])
+def test_riders_write_the_targets_law(kind: str, case: Case) -> None:
+    assert rider_distance(kind, case.rule, case.policy, 2) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("kind", RIDERS)
+def test_riders_write_the_targets_law_under_every_rule(kind: str, case: Case) -> None:
+    assert rider_distance(kind, case.rule, case.policy, 2) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("kind", RIDERS)
+def test_riders_write_the_targets_law_where_some_steps_cannot_draft(kind: str, case: Case) -> None:
+    assert rider_distance(kind, case.rule, case.policy, 3) < 1e-12
+
+
+@dataclass(frozen=True)
+class DrawsFromTheTarget(SpeculativeSampling):
+    """SPACE's code: a draft is accepted with min(1, p / q), and a rejected one is replaced by a draw from p."""
+
+    def law(self, drafts: Tensor, draft_probs: Tensor, target_probs: Tensor) -> OutcomeLaw:
+        accepted = self.shares(drafts, draft_probs, target_probs)
+        return OutcomeLaw(accepted, (1 - accepted) * target_probs)
+
+
+@pytest.mark.parametrize("kind", ["SPACE", "SPACE, two masks"])
+def test_spaces_own_rule_is_biased(kind: str) -> None:
+    assert rider_distance(kind, TopDown(SpeculativeSampling()), Chain(2), 2) < 1e-12
+    assert rider_distance(kind, TopDown(DrawsFromTheTarget()), Chain(2), 2) > 0.01
 
 
 @pytest.mark.parametrize("head", every_head())
