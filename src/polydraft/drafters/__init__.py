@@ -38,6 +38,7 @@ from polydraft.drafters.heads import (
     write_redrafter,
 )
 from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
+from polydraft.drafters.heads.formats.rider_folders import own_riders, write_pass
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
@@ -118,6 +119,7 @@ __all__ = [
     "merge",
     "merge_beside",
     "model_defaults",
+    "own_riders",
     "owned_models",
     "owned_networks",
     "proposes",
@@ -132,5 +134,6 @@ __all__ = [
     "write_medusa",
     "write_mlp",
     "write_mtp",
+    "write_pass",
     "write_redrafter",
 ]

@@ -18,6 +18,7 @@ from polydraft.drafters import (
     is_head,
     load_head,
     load_modules,
+    own_riders,
 )
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
 from polydraft.fetched import MODULES, is_derived
@@ -41,7 +42,8 @@ def load(
 
     "smollm2" is what `polydraft fetch smollm2` brought; if no draft is named, the head that ships for it drafts. A
     folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
-    used. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
+    used. If no draft is named, a target that was tuned to fill in masks (SPACE) drafts from those that its config.json
+    names. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
     not, the error says it in one sentence.
 
     Args:
@@ -71,13 +73,18 @@ def load(
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
-    if draft is None or is_derived(draft) or not _names_head(draft):
-        pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
-        if draft is None and has_modules(pair.target):
-            warnings.warn(f"{target} has MTP modules, which draft for it if the draft is {MODULES!r}.", stacklevel=2)
-        return pair if draft is None else replace(pair, draft=_checked(pair.draft))
-    pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
-    return replace(pair, draft=head_for(draft, pair.target))
+    if draft is not None and not is_derived(draft) and _names_head(draft):
+        pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
+        return replace(pair, draft=head_for(draft, pair.target))
+    pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
+    return replace(pair, draft=_of_target(target, pair.target) if draft is None else _checked(pair.draft))
+
+
+def _of_target(name: str | Path, target: Any) -> Drafter | None:
+    """Return the drafter that a target's own folder tells; None if there is none, and say so if it has modules."""
+    if has_modules(target):
+        warnings.warn(f"{name} has MTP modules, which draft for it if the draft is {MODULES!r}.", stacklevel=3)
+    return own_riders(target.config.to_dict(), shown(str(name)))
 
 
 def _names_head(name: object) -> bool:

@@ -98,6 +98,8 @@ def test_other_heads_are_told_by_their_tensors(tmp_path: Path) -> None:
         write_plain(tmp_path / str(place), {"vocab_size": 24}, tensors)
         assert is_head(tmp_path / str(place))
     assert isinstance(load_head(tmp_path / "0").network, MedusaHeads)
+    write_plain(tmp_path / "riders", {"num_lookahead": 2}, {"lookahead.weight": torch.ones(2, 16)})
+    assert is_head(tmp_path / "riders") and load_head(tmp_path / "riders").name == "riders"
     tensors = named("markov")[1]
     block = folder_of(tmp_path / "block", {**SIZES, "architectures": ["Qwen3DSparkModel"]}, tensors)
     assert is_head(block)

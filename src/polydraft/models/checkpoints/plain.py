@@ -32,8 +32,10 @@ from polydraft.models.checkpoints.silence import reason
 
 MEDUSA, HYDRA = "medusa_lm_head", "hydra_lm_head"
 """What Medusa's and Hydra's own tools call the file of their heads."""
+LOOKAHEAD = "lookahead.safetensors"
+"""The file of PaSS's embeddings, of which nobody has published any."""
 OWN = [f"{name}.{kind}" for kind in ("safetensors", "pt") for name in (MEDUSA, HYDRA)]
-FILES = (SAFE, SAFE_INDEX, *OWN[:2], PICKLED, PICKLED_INDEX, *OWN[2:])
+FILES = (SAFE, SAFE_INDEX, *OWN[:2], LOOKAHEAD, PICKLED, PICKLED_INDEX, *OWN[2:])
 """The files of weights, in the order in which they are looked for: those that cannot hold code come first."""
 Found = TypeVar("Found")
 

@@ -317,18 +317,18 @@ class Tensors:
         return made.requires_grad_(False)
 
     def drafter(self, network: Network, ends: HeadEnds, made_for: MadeFor) -> HeadDrafter[Network]:
-        """Return the drafter of a head that took its tensors.
+        """Return the drafter of a head that took its tensors; errors are those of `check_taken`."""
+        self.check_taken()
+        return HeadDrafter(network.eval().requires_grad_(False), ends, made_for=made_for)
 
-        Raises:
-            CheckpointError: there are tensors that no part of the head takes: it is of another format.
-        """
+    def check_taken(self) -> None:
+        """Raise `CheckpointError` if there are tensors that no part of the head takes: it is of another format."""
         if self.left:
             more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
             raise CheckpointError(
                 f"{self.folder.file} in {self.folder.name} holds {min(self.left)}{more}, which this kind of head does "
                 "not have."
             )
-        return HeadDrafter(network.eval().requires_grad_(False), ends, made_for=made_for)
 
 
 def sizes_of(own: Anatomy, layers: int) -> dict[str, Any]:
