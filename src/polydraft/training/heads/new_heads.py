@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 from polydraft.drafters import (
     Drafter,
     HeadDrafter,
+    RiderDrafter,
     write_block,
     write_eagle,
     write_hydra,
     write_medusa,
     write_mlp,
     write_mtp,
+    write_pass,
     write_redrafter,
 )
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
@@ -49,13 +51,14 @@ from polydraft.training.heads.eagles import (
 )
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
 from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
+from polydraft.training.heads.rider_training import PassTraining
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
 from polydraft.training.heads.slot_training import ParallelTraining
 
 ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
-PLACES = 192
-"""Places per text that Medusa's heads learn at a step."""
+PLACES, RIDER_PLACES = 192, 16
+"""Places per text that Medusa's heads learn at a step, and those behind which riders lie."""
 MOST_DEPTHS, MOST_BLOCKS = 16, 64
 """The most depths of a head that walks, and the most blocks of each, in its folder."""
 PASSES, DECAY_OF_MTP = 3, 0.6
@@ -478,6 +481,17 @@ def _hydra(
     return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds()), write_hydra)
 
 
+def _pass(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start.num_embeddings if isinstance(start, nn.Embedding) else DRAFTS
+    lookahead = nn.Embedding(size.drafts or given, ends.embedding.shape[1], device=ends.embedding.device)
+    with torch.no_grad():  # a token that any may follow; equal riders would learn alike but for their places
+        lookahead.weight.mul_(ends.embedding.std()).add_(ends.embedding.mean(0))
+    training = PassTraining(lookahead, target, ends, MEDUSA_LOSSES[size.loss], RIDER_PLACES)
+    return NewHead(training, RiderDrafter(lookahead=lookahead), write_pass)
+
+
 _walk = partial(
     HeadMaker,
     other_forms=(),
@@ -493,6 +507,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "redrafter": _walk(_redrafter),
     "hydra": _walk(partial(_hydra, False)),
     "hydra++": _walk(partial(_hydra, True)),
+    "pass": _walk(_pass, most_drafts=None, most_layers=0, path=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
@@ -504,5 +519,16 @@ MAKERS: Mapping[str, HeadMaker] = {
     "mixing": HeadMaker(_mixing, ()),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
-READ_FINAL_STATE_ONLY = ("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "eagle", "hass", "mtp")
+READ_FINAL_STATE_ONLY = (
+    "medusa",
+    "mlp",
+    "arctic-lstm",
+    "redrafter",
+    "hydra",
+    "hydra++",
+    "pass",
+    "eagle",
+    "hass",
+    "mtp",
+)
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""

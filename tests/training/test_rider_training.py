@@ -1,0 +1,192 @@
+"""Training riders: PaSS's losses place by place, its gradients, SPACE's texts, and that what learnt drafts."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_model
+from torch import Tensor, nn
+
+import polydraft
+from polydraft.drafters import RiderDrafter
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.training.heads.rider_training import IGNORED, PassTraining, cut_at_masks, next_labels_loss
+from polydraft.training.heads.row_losses import TargetEnds, soft_cross_entropy
+
+VOCAB, WIDTH, LENGTH, COUNT = 24, 16, 12, 3
+
+
+@cache
+def target() -> Any:
+    return tiny_model(vocab=VOCAB)
+
+
+def batch(model: Any) -> dict[str, Tensor]:
+    """Return texts that a target has read, of which it wrote the later part."""
+    ids = torch.randint(VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found = model(ids, output_hidden_states=True)
+    valid = torch.ones_like(ids)
+    valid[:, :4] = 0
+    valid[1, 9:] = 0
+    final = found.hidden_states[-1].float()
+    return {"ids": ids, "valid": valid, "features": final, "final": final, "lse": found.logits.logsumexp(-1).float()}
+
+
+def training(row_loss: Any = None, places: int = 99) -> PassTraining:
+    torch.manual_seed(3)
+    return PassTraining(
+        nn.Embedding(COUNT, WIDTH, dtype=torch.float64), target(), TargetEnds.of(target()), row_loss, places
+    )
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_losses_and_overlaps_are_those_of_each_place_by_itself(soft: bool) -> None:
+    """By plain passes over each text up to a place and riders behind it."""
+    own, given, model = training(soft_cross_entropy if soft else None), batch(target()), target()
+    with torch.no_grad():
+        found, true = own(**given), model(given["ids"]).logits.softmax(-1)
+    total = 0.0
+    for draft in range(COUNT):
+        losses, overlaps = list[Tensor](), list[Tensor]()
+        for row in range(3):
+            for place in range(LENGTH - draft - 2):
+                if not given["valid"][row, place + draft + 2]:
+                    continue
+                text = model.get_input_embeddings()(given["ids"][row, : place + 1])
+                with torch.no_grad():
+                    plain = model(inputs_embeds=torch.cat([text, own.lookahead.weight]).unsqueeze(0)).logits[0, -COUNT:]
+                q, p = plain[draft].softmax(-1), true[row, place + draft + 1]
+                label = int(given["ids"][row, place + draft + 2])
+                losses.append(-(p * q.log()).sum() if soft else -q[label].log())
+                overlaps.append(torch.minimum(q, p).sum())
+        assert int(found["count"][draft]) == len(losses)
+        assert float(found["overlap"][draft]) == pytest.approx(float(torch.stack(overlaps).mean()), abs=1e-5)
+        total += float(torch.stack(losses).mean())
+    assert float(found["loss"]) == pytest.approx(total, rel=1e-5)
+
+
+def test_gradients_reach_the_embeddings_alone_and_are_those_of_differences() -> None:
+    own = training()
+    ids, places = batch(target())["ids"], torch.tensor([[0, 7], [3, 3], [11, 5]])
+    weights = torch.randn(3, 2, COUNT, WIDTH, dtype=torch.float64)
+    rows = Rows(own)
+    assert torch.autograd.gradcheck(  # the target's norms are taken in single precision
+        lambda table: (
+            torch.func.functional_call(rows, {"own.lookahead.weight": table}, (ids, places)) * weights
+        ).sum(),
+        (own.lookahead.weight,),
+        eps=1e-3,
+        atol=1e-2,
+        rtol=1e-2,
+    )
+    own(**batch(target()))["loss"].backward()
+    assert own.lookahead.weight.grad is not None and float(own.lookahead.weight.grad.abs().min()) > 0
+    assert all(one.grad is None and one.requires_grad for one in target().parameters())
+    assert [name for name, _ in own.named_parameters()] == ["lookahead.weight"]
+
+
+class Rows(nn.Module):
+    def __init__(self, own: PassTraining) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        return self.own.states(ids, places)
+
+
+def test_places_are_drawn_and_those_that_nobody_may_ask_for_do_not_count() -> None:
+    given = batch(target())
+    few = training(places=2)(**given)
+    assert 0 < int(few["count"].max()) <= 6 and bool(torch.isfinite(few["loss"]))
+    none = training()(**{**given, "valid": torch.zeros_like(given["valid"])})
+    assert none["count"].tolist() == [0, 0, 0] and float(none["loss"].detach()) == 0
+    with pytest.raises(UnsupportedModel, match="scores chains only, so no riders"):
+        PassTraining(nn.Embedding(2, 8), tiny_model("bloom", VOCAB), TargetEnds.of(target()), None, 2)
+
+
+def learnt(steps: int, learner: nn.Module, loss: Any, rate: float) -> list[float]:
+    adam, found = torch.optim.Adam(learner.parameters(), rate), list[float]()
+    for _ in range(steps):
+        adam.zero_grad()
+        cost = loss()
+        cost.backward()
+        adam.step()
+        found.append(float(cost.detach()))
+    return found
+
+
+def test_the_loss_falls_and_what_learnt_is_what_drafts() -> None:
+    own, given = training(), batch(target())
+    found = learnt(25, own, lambda: own(**given)["loss"], 0.1)
+    assert found[-1] < 0.9 * found[0]
+    drafter = RiderDrafter(lookahead=own.lookahead.requires_grad_(False))
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
+    plain: Any = polydraft.generate(target(), [3, 1, 4], drafter="none", **options)
+    text: Any = polydraft.generate(target(), [3, 1, 4], drafter=drafter, policy=3, **options)
+    assert torch.equal(text.sequences, plain.sequences) and text.statistics.drafted > 0
+
+
+# SPACE's texts.
+
+
+def test_a_text_is_cut_in_its_answer_and_masks_stand_where_tokens_stood() -> None:
+    random, masks = torch.Generator().manual_seed(2), [20, 21, 22]
+    ids = torch.arange(10).expand(400, -1)
+    given, labels = cut_at_masks(ids, [4] * 400, masks, random)
+    cuts = list[int]()
+    for own, told in zip(given.tolist(), labels.tolist(), strict=True):
+        cut = own.index(20) if 20 in own else None
+        assert told[:4] == [IGNORED] * 4 and own[: cut or 10] == [*range(cut or 10)]
+        if cut is None:
+            assert told[4:] == [*range(4, 10)]
+            continue
+        assert own[cut:] == [20, 21, 22, *[22] * (7 - cut)]
+        assert told[4 : cut + 4] == [*range(4, cut + 4)] and told[cut + 4 :] == [IGNORED] * (6 - cut)
+        cuts.append(cut)
+    assert {*cuts} == {4, 5, 6}, "the last cut leaves a label for every mask"
+    assert 150 < len(cuts) < 250
+    whole, _ = cut_at_masks(ids[:9], [7] * 9, masks, random, share=1.0)
+    assert torch.equal(whole, ids[:9]), "too short an answer for three masks"
+    for bad in (([], 0.5), (masks, 1.5)):
+        with pytest.raises(InvalidParameter, match="A text is cut for some masks"):
+            cut_at_masks(ids, [4] * 400, bad[0], random, bad[1])
+
+
+def test_the_loss_is_that_of_the_true_tokens_behind_each_mask() -> None:
+    model, ids = target(), torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    given, labels = cut_at_masks(ids, [3], [20, 21], torch.Generator().manual_seed(0), share=1.0)
+    cut = given[0].tolist().index(20)
+    with torch.no_grad():
+        theirs, found = float(model(given, labels=labels).loss), next_labels_loss(model(given).logits, labels)
+        rows = model(torch.tensor([[*ids[0, :cut].tolist(), 20, 21]])).logits[0].log_softmax(-1)
+    wanted = [-rows[place, ids[0, place + 1]] for place in range(2, cut + 2)]  # the last two are those of the masks
+    torch.testing.assert_close(found, torch.stack(wanted).mean())
+    assert float(found) == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_target_that_was_tuned_drafts_from_its_masks() -> None:
+    """Texts that count up by three: a mask knows its token from its place."""
+    model: Any = tiny_model(vocab=VOCAB, dtype=torch.float32, initializer_range=0.1)
+    masks, random = [21, 22], torch.Generator().manual_seed(4)
+
+    def loss() -> Tensor:
+        first = torch.randint(20, (16, 1), generator=random)
+        ids = (first + 3 * torch.arange(2 * LENGTH)) % 20
+        given, labels = cut_at_masks(ids, [2] * 16, masks, random, share=0.7)
+        return next_labels_loss(model(given).logits, labels)
+
+    model.train()
+    found = learnt(80, model, loss, 0.01)
+    assert found[-1] < 0.3 * found[0]
+    model.eval()
+    drafter = RiderDrafter((21, 22))
+    prompts = torch.tensor([[4, 7, 10], [1, 4, 7], [12, 15, 18]])
+    options: dict[str, Any] = {"drafter": drafter, "policy": 2, "max_new_tokens": 18, "temperature": 0.0}
+    text: Any = polydraft.generate(model, prompts, **options)
+    assert text.statistics.accepted > 0.7 * text.statistics.drafted > 0
+    with torch.no_grad():
+        model.get_input_embeddings().weight[21:23] = 0
+    text = polydraft.generate(model, prompts, **options)
+    assert text.statistics.accepted < 0.5 * text.statistics.drafted, "other masks than those that it was tuned for"
