@@ -12,6 +12,7 @@ from polydraft.drafters import Drafter, ParallelDrafter, SpecDrafter
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
+from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead
@@ -108,6 +109,14 @@ def parallel_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any
     return HeadDrafter(_random(head, spread), HeadEnds())
 
 
+def falcon_drafter(
+    width: int = WIDTH, spread: float = 0.4, *, block: int = 2, layers: int = 2, recurs: bool = True
+) -> HeadDrafter[Any]:
+    """Return Falcon's head with random weights, whose ends are the target's."""
+    anatomy = Anatomy(width=width, inner=24, heads=4, groups=2, channels=4, rotation=Rotation(100.0))
+    return HeadDrafter(_random(FalconHead(anatomy, block, layers, recurs=recurs), spread), HeadEnds())
+
+
 def medusa_drafter(width: int = WIDTH, spread: float = 0.4) -> HeadDrafter[Any]:
     """Return three of Medusa's heads with random weights, whose output rows are the target's."""
     return of_medusa(_random(MedusaHeads([MedusaHead(width) for _ in range(3)], width), spread))
@@ -126,6 +135,7 @@ def every_head() -> dict[str, Drafter]:
         "a block head": block_drafter(),
         "an EAGLE head": eagle_drafter(),
         "a P-EAGLE head": parallel_drafter(),
+        "a Falcon head": falcon_drafter(),
         "Medusa heads": medusa_drafter(),
         "MTP modules": mtp_drafter(modules=2),
     }
@@ -190,6 +200,7 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "LiLiCorr": lambda vocab: block_drafter("lilicorr", vocab=vocab, width=4, block=3, anatomy=NARROW),
     "EAGLE": lambda vocab: eagle_drafter(4),
     "P-EAGLE": lambda vocab: parallel_drafter(4),
+    "Falcon": lambda vocab: falcon_drafter(4),
     "Medusa": lambda vocab: medusa_drafter(4),
     "Hydra++": lambda vocab: walk("hydra++", 4, vocab),
     "LSTM": lambda vocab: walk("lstm", 4, vocab),

@@ -1,6 +1,6 @@
 """Training heads whose passes fill several slots: what is learnt is what is drafted, and what it costs."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,14 +13,15 @@ from transformers import PreTrainedModel
 from polydraft.drafters import Session
 from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.heads.eagle_head import Eagle3Norms
+from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text, reader_of
-from polydraft.training.heads.eagles import ROW_LOSSES, own_rows
-from polydraft.training.heads.row_losses import TargetEnds
-from polydraft.training.heads.slot_training import ParallelTraining, asked_behind, elements, kept_depths
+from polydraft.training.heads.eagles import ROW_LOSSES, EagleLoss, own_rows
+from polydraft.training.heads.row_losses import HeadBatch, TargetEnds
+from polydraft.training.heads.slot_training import FalconTraining, ParallelTraining, asked_behind, elements, kept_depths
 from polydraft.trees import Frontier
 
 DRAFTS = 4
@@ -139,7 +140,7 @@ def test_steps_lower_the_loss_and_gradients_reach_everything(rows: str, target: 
         assert value.grad is not None and bool(value.grad.abs().sum() > 0), key
     with torch.no_grad():
         values: list[Any] = [*training.parameters()]
-        size = sum(value.grad.square().sum() for value in values)
+        size = torch.stack([value.grad.square().sum() for value in values]).sum()
         for value in values:
             value -= 1e-3 * value.grad / size.sqrt()
         assert training(**given)["loss"] < before
@@ -148,3 +149,124 @@ def test_steps_lower_the_loss_and_gradients_reach_everything(rows: str, target: 
 def test_wrong_shares_are_refused(target: PreTrainedModel) -> None:
     with pytest.raises(InvalidParameter, match=r"shares in \(0, 1\] of places, not 0 and 0.2"):
         parallel(target, share=0)
+
+
+# Falcon.
+
+FALCONS: dict[str, dict[str, Any]] = {
+    "published": {},
+    "recurrent": {"recurs": True, "layers": 2},
+    "blocks of three": {"block": 3, "layers": 2, "bias": False},
+}
+
+
+def falcon(name: str, target: PreTrainedModel, glance: float = 0.275, noise: float = 0.2) -> FalconTraining:
+    head = FalconHead(ANATOMY, **FALCONS[name])
+    scattered(head)
+    return FalconTraining(head, TargetEnds.of(target), 5, EagleLoss(noise=noise), glance=glance)
+
+
+@pytest.mark.parametrize("name", FALCONS)
+def test_blocks_are_those_that_are_drafted_from(name: str, target: PreTrainedModel) -> None:
+    training, given = falcon(name, target).eval(), texts(target)
+    drafter, block = HeadDrafter(training.head, training.ends), training.head.block
+    seen = set[int]()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        blocks = training.drawn_blocks(LENGTH - 1)
+        seen.add(int(blocks[0, 0]))
+        with torch.no_grad():
+            made = training.made(given["ids"], given["final"], given["final"], blocks, 2)
+            rows = torch.cat([training.logits(one).softmax(-1) for one in made], 2)
+        for number, pairs in enumerate(blocks.tolist()):
+            depths = min(2 * block, LENGTH - 1 - pairs[-1])
+            wanted = drafted(drafter, target, given["ids"], pairs[-1] + 2, depths).float()
+            torch.testing.assert_close(rows[:, number, :depths], wanted, atol=2e-5, rtol=0)
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", FALCONS)
+def test_falcons_loss_is_that_of_states_and_rows(
+    name: str, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bestpay-inc/Falcon, `train/glance.py`: v + 0.1 (0.9 soft + 0.1 hard), here with the likeliest token as drawn."""
+    monkeypatch.setattr(torch, "multinomial", lambda laws, count: laws.argmax(-1, keepdim=True))
+    training, given = falcon(name, target).eval(), texts(target)
+    block, ends = training.head.block, cast(Any, target.get_output_embeddings())
+    torch.manual_seed(4)
+    blocks = training.drawn_blocks(LENGTH - 1)
+    torch.manual_seed(4)
+    costs, shared = list[Tensor](), [list[Tensor]() for _ in range(5)]
+    with torch.no_grad():
+        found = training(**given)
+        made = torch.cat(training.made(given["ids"], given["final"], given["final"], blocks, 3), 2)
+        for row in range(2):
+            for number, pairs in enumerate(blocks.tolist()):
+                for depth in range(5):
+                    known = pairs[-1] + 1 + depth  # the place of the state that is foretold
+                    if known + 1 >= LENGTH or not given["valid"][row, known + 1]:
+                        continue
+                    state, wanted = made[row, number, depth], given["final"][row, known]
+                    law, logits = ends(wanted).softmax(-1), ends(state)
+                    shared[depth].append(torch.minimum(law, logits.softmax(-1)).sum())
+                    if depth < block:
+                        away = (state - wanted).abs()
+                        costs.append(torch.where(away < 1, away**2 / 2, away - 0.5).mean())
+                        costs[-1] += 0.1 * 0.9 * -(law * (logits / 0.95).log_softmax(-1)).sum()
+                        costs[-1] += 0.1 * 0.1 * -logits.log_softmax(-1)[law.argmax()]
+    assert float(found["loss"]) == pytest.approx(float(torch.stack(costs).mean()), rel=1e-5)
+    assert found["count"].tolist() == [len(one) for one in shared]
+    assert found["overlap"].tolist() == pytest.approx([float(torch.stack(one).mean()) for one in shared], abs=1e-5)
+
+
+def test_a_share_of_blocks_begins_with_what_is_to_be_made(target: PreTrainedModel) -> None:
+    training, given = falcon("blocks of three", target, glance=1.0), texts(target)
+    training.head.eval()
+    given["valid"][0, :6] = 0
+    batch = HeadBatch(**given)
+    blocks = torch.arange(9).view(3, 3)
+    sizes = set[int]()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        shown = training._shown(batch, given["final"], blocks)
+        assert not bool(shown[..., 2].any()) and not bool((shown[..., 1] & ~shown[..., 0]).any())
+        assert not bool(shown[0, 0].any())  # the target did not write what follows
+        sizes |= {*shown.sum(-1).flatten().tolist()}
+    assert sizes == {0, 1, 2}
+    assert not bool(falcon("blocks of three", target, glance=0.0)._shown(batch, given["final"], blocks).any())
+    shown = torch.zeros(2, 3, 3, dtype=torch.bool)
+    shown[1, 1, 0] = True
+    with torch.no_grad():
+        plain, glanced = (
+            training.made(given["ids"], given["final"], given["final"], blocks, 1, one)[0] for one in (None, shown)
+        )
+        changed = given["ids"].clone(), given["final"].clone()
+        changed[0][1, 4], changed[1][1, 3] = given["ids"][1, 7], given["final"][1, 6]
+        moved = training.made(changed[0], changed[1], changed[1], blocks, 1)[0]
+    other = ~shown.any(-1)
+    assert torch.equal(plain[other], glanced[other])  # later blocks see the text, not what was shown
+    assert not torch.allclose(plain[1, 1], glanced[1, 1], atol=1e-3)
+    torch.testing.assert_close(glanced[1, 1], moved[1, 1])
+
+
+@pytest.mark.parametrize("name", FALCONS)
+def test_falcon_learns_by_a_step_and_gradients_reach_everything(name: str, target: PreTrainedModel) -> None:
+    training, given = falcon(name, target, noise=0.0), texts(target)
+    training.head.eval()  # the LSTM's dropout is not drawn again
+
+    def loss() -> Tensor:
+        torch.manual_seed(1)
+        return training(**given)["loss"]
+
+    before = loss()
+    before.backward()
+    for key, value in training.named_parameters():
+        reached = value.grad is not None and bool(value.grad.abs().sum() > 0)
+        assert reached == (training.head.recurs or "weight_hh" not in key), key
+    with torch.no_grad():
+        values: list[Any] = [*training.parameters()]
+        size = torch.stack([value.grad.square().sum() for value in values]).sum()
+        for value in values:
+            value -= 1e-3 * value.grad / size.sqrt()
+        assert loss() < before
+    assert training(**given)["count"].tolist()[training.head.block :] == [0] * (5 - training.head.block)

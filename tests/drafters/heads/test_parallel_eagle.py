@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -71,7 +71,8 @@ def slot_rows(target: PreTrainedModel, drafter: HeadDrafter[Any], text: Sequence
     Args:
         swap: what is done otherwise than the authors do.
     """
-    head, table = drafter.network, target.get_input_embeddings().weight.double()
+    head, model, rows = drafter.network, cast(Any, target), cast(Any, drafter.ends.lm_head)
+    table = model.get_input_embeddings().weight.double()
     feature = head.mask_hidden.unsqueeze(0)
     slot = feature @ head.fc.weight.T if swap == "no norm" else fused_by_hand(head, feature)
     hidden = torch.cat([fused_by_hand(head, states_of(target, head, text).double())[:-1], slot.expand(DRAFTS - 1, -1)])
@@ -84,7 +85,7 @@ def slot_rows(target: PreTrainedModel, drafter: HeadDrafter[Any], text: Sequence
     if swap == "blind slots":
         sees[roots + 1 :, roots + 1 :] = torch.eye(DRAFTS - 1, dtype=torch.bool)
     _, output = by_hand(head, table[tokens], hidden, places, sees)
-    return output[-DRAFTS:] @ drafter.ends.lm_head.weight.T
+    return output[-DRAFTS:] @ rows.weight.T
 
 
 def logits_below(drafter: HeadDrafter[Any], state: Any, rows: list[list[int]], path: list[int]) -> Tensor:

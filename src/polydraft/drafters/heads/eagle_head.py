@@ -178,7 +178,7 @@ class PairHead(HeadNetwork):
             tokens, hidden = self.masked(tokens, hidden, slots > roots)
             order = torch.arange(max(counts) + self.ahead - width + end, device=device)
             limits = slots.where(slots <= roots - self.block, slots.maximum(roots)).clamp_min(0)
-            mask = (order <= limits.unsqueeze(-1)) & _visible(text, order, self.block)
+            mask = (order <= limits.unsqueeze(-1)) & visible(text, order, self.block)
             mask |= (slots < 1).unsqueeze(-1) & (order == 0)  # padding looks at something
             found = self.passed(memory, ends.embed(tokens), hidden, slots, slots, mask)
         after = replace(memory, done=tuple(max(count - 1, 0) for count in counts))
@@ -217,7 +217,6 @@ class EagleHead(PairHead):
 
     name = "eagle"
     title = "An EAGLE head"
-    fc: nn.Module
 
     def __init__(self, anatomy: Anatomy, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__(anatomy.width, layers, reads, target_width)
@@ -256,12 +255,12 @@ class PairPass:
         slots = roots.unsqueeze(-1) + torch.arange(frontier.nodes.start, frontier.nodes.stop, device=roots.device)
         places = (roots + frontier.depth).unsqueeze(-1).expand_as(slots)
         mask = tree_mask(frontier.ancestors, roots, stop)
-        mask = mask & _visible(self.text, torch.arange(stop, device=roots.device))
+        mask = mask & visible(self.text, torch.arange(stop, device=roots.device))
         embedded, hidden = self.ends.embed(frontier.tokens), self.head.recycled(above)
         return self.head.passed(self.memory, embedded, hidden, slots, places, mask, frontier)
 
 
-def _visible(text: Text, slots: Int[Tensor, " m"], block: int = 1) -> Bool[Tensor, "b 1 m"]:
+def visible(text: Text, slots: Int[Tensor, " m"], block: int = 1) -> Bool[Tensor, "b 1 m"]:
     """Tell which slots may be seen at all: the first only in texts that have no block of pairs."""
     return ((slots > 0) | (text.lengths <= block).unsqueeze(-1)).unsqueeze(1)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
 from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, TreePass
-from polydraft.drafters.heads.eagle_head import CHAIN, Eagle3Head, Eagle3Norms, EagleHead, PairMemory
+from polydraft.drafters.heads.eagle_head import CHAIN, Eagle3Head, Eagle3Norms, PairMemory, PairPass
 from polydraft.drafters.heads.sublayers import Anatomy, HeadCache
 from polydraft.errors import InvalidParameter, VocabularyMismatch
 from polydraft.models import LanguageModel, Layer
@@ -97,17 +97,12 @@ class ParallelEagle(Eagle3Head):
     def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> tuple[TreePass, PairMemory]:
         """Read what came since, and fill the slots, in one pass."""
         made, after = self.first_pass(memory, text, ends)
-        return SlotPass(self, ends, made), after
+        return SlotPass(self, after, text, ends, made), after
 
 
 @dataclass(eq=False)
-class SlotPass:
+class SlotPass(PairPass):
     """What a head made of the root's pair and of the slots behind it: a state for each depth."""
-
-    head: EagleHead
-    ends: BoundEnds
-    made: Float[Tensor, "b K d"]
-    overlap = None
 
     def logits(self, frontier: Frontier) -> Float[Tensor, "b 1 V"]:
         """Return the logits of one depth, which all of its nodes share."""

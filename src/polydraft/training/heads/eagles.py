@@ -292,14 +292,14 @@ def unrolled(
     for depth in range(passes):
         tokens = ids[:, (indices + 1 + depth).clamp_max(width)]
         mask = torch.cat([causal, *[own] * depth], dim=1).unsqueeze(0).expand(len(ids), -1, -1)
-        seen = [_seen(layer) for layer in kept]
+        seen = [kept_behind(layer) for layer in kept]
         states = head(embedded(tokens), hidden, (indices + depth).expand(len(ids), -1), seen, mask)
         found.append(states)
         hidden = head.recycled(states if through else states.detach())
     return found
 
 
-def _seen(kept: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def kept_behind(kept: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return what keeps a pass's keys and values behind those of the passes before, and shows all of them."""
 
     def seen(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

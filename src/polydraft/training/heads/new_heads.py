@@ -16,6 +16,7 @@ from polydraft.drafters import (
     RiderDrafter,
     write_block,
     write_eagle,
+    write_falcon,
     write_hydra,
     write_medusa,
     write_mlp,
@@ -26,6 +27,7 @@ from polydraft.drafters import (
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
+from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead
@@ -53,7 +55,7 @@ from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss
 from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.rider_training import PassTraining
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
-from polydraft.training.heads.slot_training import ParallelTraining
+from polydraft.training.heads.slot_training import FalconTraining, ParallelTraining
 
 ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
@@ -255,6 +257,16 @@ def _eagle_1(
     own, passes = HeadEnds(tokens=ends.tokens), size.drafts or DRAFTS
     training = Eagle1Training(head, ends, passes, losses[size.loss], own, min(learnt, passes))
     return NewHead(training, HeadDrafter(head, own), write_eagle)
+
+
+def _falcon(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start if isinstance(start, FalconHead) else FalconHead(anatomy_for(target, size))
+    bias, layers = given.lstm.bias, size.layers or given.depth
+    head = FalconHead(given.anatomy, given.block, layers, bias=bias, recurs=given.recurs)
+    own = HeadEnds(tokens=ends.tokens)
+    return NewHead(FalconTraining(head, ends, size.drafts or DRAFTS, ends=own), HeadDrafter(head, own), write_falcon)
 
 
 def _p_eagle(
@@ -512,6 +524,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
     "p-eagle": HeadMaker(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
+    "falcon": HeadMaker(_falcon, (), fewer=(), losses=("published",)),
     "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
     "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
     "xpress": HeadMaker(_xpress, ranked=True),
@@ -520,15 +533,6 @@ MAKERS: Mapping[str, HeadMaker] = {
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
 READ_FINAL_STATE_ONLY = (
-    "medusa",
-    "mlp",
-    "arctic-lstm",
-    "redrafter",
-    "hydra",
-    "hydra++",
-    "pass",
-    "eagle",
-    "hass",
-    "mtp",
+    *("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "pass", "eagle", "hass", "falcon", "mtp"),
 )
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""

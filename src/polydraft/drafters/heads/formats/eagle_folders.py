@@ -179,7 +179,7 @@ def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> 
     _check_norms(fields, third=False)
     if fields.get("recycle") is not None:
         raise fields.wrong("recycle", fields.get("recycle"), "EAGLE-1's heads recycle the states that they foretell")
-    anatomy = _anatomy(fields, tensors, "layers.0.")
+    anatomy = anatomy_of(fields, tensors, "layers.0.")
     head = Eagle1Head(anatomy, fields.count("num_hidden_layers", 1, each=anatomy.width), bias=bias, normed=normed)
     tensors.fill(head)
     made_for, embedding = fields.made_for(target_tokens(tensors)), tensors.embedding(anatomy.width)
@@ -195,7 +195,7 @@ def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleH
     tensors.left = {_of_layer(name, first): value for name, value in tensors.left.items()}
     refuse_other_drafts(fields, tensors)
     _check_norms(fields, third=True)
-    anatomy, norms = _anatomy(fields, tensors, "midlayer."), norms_of(fields, tensors)
+    anatomy, norms = anatomy_of(fields, tensors, "midlayer."), norms_of(fields, tensors)
     width = anatomy.width
     reads = ("final",) if reads_final(fields, norms, width) else _reads(fields, target_layers)
     target_width = fields.count("target_hidden_size", width, each=width)
@@ -278,7 +278,7 @@ def _fields(folder: PlainFolder) -> Fields:
     return Fields.of(folder, folder.config, *inner)
 
 
-def _anatomy(fields: Fields, tensors: Tensors, layer: str) -> Anatomy:
+def anatomy_of(fields: Fields, tensors: Tensors, layer: str) -> Anatomy:
     """Return the layers' sizes; whether they have biases and norms of queries and keys, the tensors tell."""
     attention = f"{layer}self_attn."
     normed, bias = tensors.has(f"{attention}q_norm.weight"), tensors.has(f"{attention}q_proj.bias")
@@ -362,7 +362,7 @@ def _written_third(
     tensors["lm_head.weight"] = output_rows_of(ends, target)
     if ends.embed_tokens is not None:
         tensors["embed_tokens.weight"] = ends.embed_tokens.weight
-    sizes = _sizes(head, target)
+    sizes = layer_sizes(head, target)
     narrow = head.target_width == head.anatomy.width
     final, raw = head.reads == ("final",), not head.norms.rows
     if speculators and (final or raw):
@@ -400,7 +400,7 @@ def _numbered(name: str) -> str:
 def _written_first(
     head: Eagle1Head, ends: HeadEnds, target: LanguageModel, speculators: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    tensors, sizes, bias = dict(head.state_dict()), _sizes(head, target), head.fc.bias is not None
+    tensors, sizes, bias = dict(head.state_dict()), layer_sizes(head, target), head.fc.bias is not None
     if not speculators:
         if head.normed:
             raise InvalidParameter("Only speculators has a form for EAGLE-1's heads with layer norms.")
@@ -417,7 +417,7 @@ def _written_first(
     return {**speculator("eagle", "EagleSpeculator", **PROPOSAL), **table}, named
 
 
-def _sizes(head: EagleHead, target: LanguageModel) -> dict[str, Any]:
+def layer_sizes(head: EagleHead, target: LanguageModel) -> dict[str, Any]:
     """Return the sizes of the layers, under Hugging Face's names."""
     own = head.anatomy
     named = {"model_type": "qwen3" if own.normed else "llama", "attention_bias": own.output_bias, "qkv_bias": own.bias}

@@ -15,6 +15,7 @@ from polydraft.drafters.heads.formats.eagle_folders import (
     is_parallel,
     read_eagle,
 )
+from polydraft.drafters.heads.formats.falcon_folders import holds_falcon, is_falcon, read_falcon
 from polydraft.drafters.heads.formats.folder_fields import Shapes
 from polydraft.drafters.heads.formats.last_state_folders import (
     holds_medusa,
@@ -58,6 +59,7 @@ class HeadKind:
 KINDS: tuple[HeadKind, ...] = (
     HeadKind("P-EAGLE", is_parallel, holds_parallel, read_eagle),
     HeadKind("block", is_block, holds_block, read_block),
+    HeadKind("Falcon", is_falcon, holds_falcon, read_falcon),
     HeadKind("EAGLE", is_eagle, holds_eagle, read_eagle),
     HeadKind("Medusa", is_medusa, holds_medusa, read_medusa),
     HeadKind("MLP speculator", is_mlp, holds_mlp, read_mlp),
