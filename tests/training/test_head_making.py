@@ -252,6 +252,8 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path
         ("eagle", None),
         ("hass", None),
         ("eagle-3", 16),
+        ("p-eagle", 16),
+        ("falcon", None),
     ],
 )
 def test_a_head_goes_on_from_the_weights_of_another(kind: str, rows: int | None, tmp_path: Path) -> None:
@@ -286,11 +288,11 @@ def test_a_block_head_takes_the_layers_of_one_with_another_term(
 
 
 @pytest.mark.long(2)
-@pytest.mark.parametrize("kind", ["dspark", "mixing", "xpress", "lilicorr", "eagle-3", "eagle"])
+@pytest.mark.parametrize("kind", ["dspark", "mixing", "xpress", "lilicorr", "eagle-3", "eagle", "p-eagle", "falcon"])
 def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(kind: str, tmp_path: Path) -> None:
     """Published heads have other sizes than ours have, and may read other layers of the target."""
     size = HeadSize(drafts=3, inner=24, rank=5 if MAKERS[kind].ranked else None)
-    ends = TargetEnds.of(target(), torch.arange(0, VOCAB, 2) if kind != "eagle" else None)
+    ends = TargetEnds.of(target(), torch.arange(0, VOCAB, 2) if kind not in ("eagle", "falcon") else None)
     first = MAKERS[kind].make(target(), ends, READ_BY.get(kind, ("final", 1)), size)
     first.write(tmp_path / "first", HuggingFaceModel(target()), "official", "")
     given = polydraft.load_head(tmp_path / "first", 2)
@@ -304,7 +306,12 @@ def test_a_head_that_begins_with_another_has_its_sizes_and_reads_what_it_reads(k
     assert found.needs.layers == given.needs.layers == READ_BY.get(kind, ("final", 1))
 
 
-READ_BY: dict[str, tuple[Any, ...]] = {"eagle": ("final",), "eagle-3": (2, 1)}
+READ_BY: dict[str, tuple[Any, ...]] = {
+    "eagle": ("final",),
+    "falcon": ("final",),
+    "eagle-3": (2, 1),
+    "p-eagle": (2, 1),
+}
 
 
 def test_a_head_that_reads_the_last_states_learns_from_them(tmp_path: Path) -> None:

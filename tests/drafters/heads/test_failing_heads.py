@@ -10,7 +10,16 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import VOCAB, Seen, block_drafter, eagle_drafter, medusa_drafter, mtp_drafter
+from heads import (
+    VOCAB,
+    Seen,
+    block_drafter,
+    eagle_drafter,
+    falcon_drafter,
+    medusa_drafter,
+    mtp_drafter,
+    parallel_drafter,
+)
 from torch import Tensor
 
 import polydraft
@@ -27,6 +36,8 @@ HEADS: dict[str, Callable[[], Any]] = {
     "xpress": lambda: block_drafter("xpress"),
     "lilicorr": lambda: block_drafter("lilicorr"),
     "eagle": eagle_drafter,
+    "p-eagle": parallel_drafter,
+    "falcon": falcon_drafter,
     "medusa": medusa_drafter,
     "mtp": lambda: mtp_drafter(modules=2),
 }

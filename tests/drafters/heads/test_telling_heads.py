@@ -20,10 +20,12 @@ import polydraft
 from polydraft.drafters import is_head, load_head, write_mtp
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
+from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.formats.eagle_folders import is_eagle
 from polydraft.drafters.heads.formats.head_kinds import KINDS
 from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.errors import CheckpointError
 from polydraft.models import HuggingFaceModel, write_plain
 
@@ -90,6 +92,31 @@ def test_eagle_3_is_told_by_its_tensors(name: str, tmp_path: Path) -> None:
     drafter = load_head(folder, 6)
     assert isinstance(drafter.network, EagleHead) and isinstance(drafter.network, Eagle3Head)
     assert drafter.network.fc.weight.shape == THIRD["fc.weight"]
+
+
+@pytest.mark.parametrize("name", ["specforge", "speculators"])
+def test_p_eagle_is_told_from_eagle_3_by_its_feature_of_slots(name: str, tmp_path: Path) -> None:
+    config, tensors = FOLDERS[name]
+    held = {**tensors, "mask_hidden": torch.zeros(1, 48)}
+    for told in (config, {**OFFICIAL}):
+        folder = put(tmp_path / str(len(told)), {**told, "ptd_token_id": 3}, held)
+        assert is_head(folder) and type(load_head(folder, 6).network) is ParallelEagle
+        without = put(tmp_path / f"{len(told)} without", told, {**tensors})
+        assert type(load_head(without, 6).network) is Eagle3Head
+
+
+@pytest.mark.parametrize("config", [{"k_mask": 2, "bias": True}, {"k_mask": 2}, {"bias": True}, {}], ids=str)
+def test_falcon_is_told_from_eagle_1_by_its_block_or_its_lstm(config: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"weight_ih_l0": (64, 32), "weight_hh_l0": (64, 16), "weight_ih_l1": (64, 16), "weight_hh_l1": (64, 16)}
+    sizes |= {f"bias_{side}_l{layer}": (64,) for side in ("ih", "hh") for layer in range(2)}
+    layers = {name: shape for name, shape in FIRST.items() if name != "fc.weight"}
+    tensors = tensors_of({**layers, **{f"lstm.{name}": shape for name, shape in sizes.items()}})
+    folder = put(tmp_path / "head", {**OFFICIAL, **config}, tensors)
+    if "k_mask" in config:
+        assert is_head(folder) and type(load_head(folder).network) is FalconHead
+    else:
+        with pytest.raises(CheckpointError, match=r"k_mask is None|fc\.weight is missing"):
+            load_head(folder)
 
 
 def test_other_heads_are_told_by_their_tensors(tmp_path: Path) -> None:
