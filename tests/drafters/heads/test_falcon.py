@@ -187,6 +187,17 @@ def test_greedy_text_is_the_models(name: str, policy: TreePolicy, target: PreTra
     assert together.sequences[0].tolist() == single.sequences[0].tolist()
 
 
+@pytest.mark.parametrize("recurs", [False, True])
+def test_it_drafts_under_autocast(recurs: bool) -> None:
+    model: Any = tiny_model("llama", VOCAB, num_hidden_layers=3).float()
+    drafter, ids = falcon_drafter(recurs=recurs), torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    drafter.network.float()
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found: Any = polydraft.generate(model, ids, drafter=drafter, policy=Widths((2, 2, 1)), **options)
+        assert torch.equal(found.sequences, model.generate(ids, **options)) and not found.statistics.fallback
+
+
 # Folders.
 
 

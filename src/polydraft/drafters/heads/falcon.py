@@ -138,7 +138,7 @@ class FalconHead(EagleHead):
         for column, slot in enumerate(slots.unbind(1)):
             before = carried[rows, (slot - 1).clamp_min(0)].where((slot > 1).unsqueeze(-1), 0)
             found, after = self.gated(pairs[:, column : column + 1], before)
-            carried[rows, slot.where(slot >= 1, -1)] = after[:, 0]
+            carried[rows, slot.where(slot >= 1, -1)] = after[:, 0].to(carried.dtype)
             made.append(found)
         seen = [memory.cache.writer(layer, slots, mask.shape[-1]) for layer in range(self.depth)]
         return self.layered(torch.cat(made, 1), places - 1, seen, mask)
