@@ -127,6 +127,17 @@ def test_rows_of_trees_are_those_of_the_formulas(name: str, target: PreTrainedMo
             torch.testing.assert_close(logits[row].double(), wanted, atol=1e-6, rtol=0)  # angles in single precision
 
 
+@pytest.mark.parametrize("name", ["published", "recurrent", "blocks of three"])
+@torch.no_grad()
+def test_the_gates_are_those_of_torchs_lstm(name: str) -> None:
+    """The authors' module, given texts on the axis of the batch: so pairs begin with zeros unless the head recurs."""
+    head = drafter_of(name).network
+    pairs = torch.randn(3, 7, 2 * WIDTH, generator=torch.Generator().manual_seed(2)).double()
+    found, _ = head.gated(pairs, pairs.new_zeros(3, head.carries))
+    wanted = [head.lstm(one.unsqueeze(1 if head.recurs else 0))[0].view(7, WIDTH) for one in pairs]
+    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("swap", ["causal", "feature first", "other recurrence", "last first"])
 @pytest.mark.parametrize("name", ["published", "recurrent"])
 @torch.no_grad()

@@ -23,6 +23,7 @@ from typing import cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from polydraft.drafters.heads.drafter import BoundEnds, TreePass, of_parents, with_nodes
 from polydraft.drafters.heads.eagle_head import EagleHead, PairMemory, PairPass, visible
@@ -34,6 +35,8 @@ from polydraft.trees import Frontier
 
 GATES = 2
 """Layers of the LSTM."""
+States = list[tuple[Tensor, ...]]
+"""The LSTM's hidden state and cell, by layers."""
 Parts = tuple[Float[Tensor, "b n d"], Float[Tensor, "b n s"]]
 
 
@@ -73,7 +76,7 @@ class FalconHead(EagleHead):
             raise InvalidParameter(f"A pass of Falcon's reads at least one pair, not {block}.")
         width = anatomy.width
         self.block, self.recurs, self.carries = block, recurs, 2 * GATES * width * recurs
-        self.lstm = nn.LSTM(2 * width, width, GATES, bias=bias, batch_first=True, dropout=0.1)
+        self.lstm = nn.LSTM(2 * width, width, GATES, bias=bias, dropout=0.1)  # its weights alone are used
         self.layers = nn.ModuleList(Layer(anatomy, normed=place > 0) for place in range(layers))
 
     def gated(self, pairs: Float[Tensor, "b n e"], before: Float[Tensor, "b s"]) -> Parts:
@@ -83,14 +86,27 @@ class FalconHead(EagleHead):
             before: its state before the first; empty where it does not recur.
         """
         if not self.recurs:
-            return self.lstm(pairs.flatten(0, 1).unsqueeze(1))[0].view(*pairs.shape[:2], -1), pairs[..., :0]
-        hidden, cell = before.unflatten(-1, (2, GATES, -1)).permute(1, 2, 0, 3).contiguous()
+            none = pairs.new_zeros(self.width)
+            return self._stepped(pairs, [(none, none)] * GATES)[0], pairs[..., :0]
+        state: States = [layer.unbind(1) for layer in before.unflatten(-1, (GATES, 2, -1)).unbind(1)]
         made, after = list[Tensor](), list[Tensor]()
-        for place in range(pairs.shape[1]):
-            found, (hidden, cell) = self.lstm(pairs[:, place : place + 1], (hidden, cell))
+        for pair in pairs.unbind(1):
+            found, state = self._stepped(pair, state)
             made.append(found)
-            after.append(torch.stack([hidden, cell]).permute(2, 0, 1, 3).flatten(1))
-        return torch.cat(made, 1), torch.stack(after, 1)
+            after.append(torch.cat([one for layer in state for one in layer], -1))
+        return torch.stack(made, 1), torch.stack(after, 1)
+
+    def _stepped(self, read: Tensor, state: States) -> tuple[Tensor, States]:
+        """Return what the LSTM makes of one pair, or of pairs that do not know each other, and its state behind it."""
+        after: States = []
+        for (hidden, cell), (inner, outer, *biases) in zip(state, self.lstm.all_weights, strict=True):
+            read = nn.functional.dropout(read, self.lstm.dropout, self.training) if after else read
+            gates = linear(read, inner, *biases[:1]) + linear(hidden, outer, *biases[1:])
+            taken, kept, new, shown = gates.chunk(4, -1)
+            cell = kept.sigmoid() * cell + taken.sigmoid() * new.tanh()
+            read = shown.sigmoid() * cell.tanh()
+            after.append((read, cell))
+        return read, after
 
     def layered(
         self,
