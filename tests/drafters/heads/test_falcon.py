@@ -174,6 +174,7 @@ def test_steps_leave_what_a_fresh_start_makes(name: str, policy: TreePolicy, tar
     torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("policy", [Widths((3, 2, 1, 1)), BestFirst(12), Chain(5)], ids=repr)
 @pytest.mark.parametrize("name", ["published", "blocks of three"])
 def test_greedy_text_is_the_models(name: str, policy: TreePolicy, target: PreTrainedModel) -> None:
