@@ -68,7 +68,8 @@ def test_no_head_mixes_host_and_device_while_it_learns(kind: str, loss: str) -> 
     texts, tokens = given(target), torch.arange(0, VOCAB, 2)
     with counted():
         there = {name: on_device(one) for name, one in texts.items()}
-        own = None if kind in ("mlp", "arctic-lstm", "redrafter") else on_device(tokens)  # whose rows are of all tokens
+        all_tokens = kind in ("mlp", "arctic-lstm", "redrafter", "pard")
+        own = None if all_tokens else on_device(tokens)
         ends = TargetEnds.of(moved(target), own)  # type: ignore[arg-type]
         training = MAKERS[kind].make(target, ends, READS, HeadSize(loss=loss, rank=4)).training
         found = moved(training)(**there)

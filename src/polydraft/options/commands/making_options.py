@@ -85,7 +85,7 @@ class TrainHeadOptions:
 
     kind: str = Option(
         "medusa, mlp, arctic-lstm, redrafter, hydra, hydra++, pass, eagle, hass, eagle-3, p-eagle, falcon, mtp, "
-        "dspark, xpress, lilicorr, mixing.",
+        "dspark, xpress, lilicorr, mixing, pard.",
         argument=True,
         metavar="KIND",
     ).needed()

@@ -18,11 +18,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Drafter, load_head, owned_networks
+from polydraft.drafters import Drafter, drafter_of, load_head, owned_models, owned_networks
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.errors import InvalidParameter, hint
-from polydraft.models import HuggingFaceModel, Layer
+from polydraft.models import HuggingFaceModel, Layer, load_draft, module_of
 from polydraft.models.anatomy import check_layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, READ_FINAL_STATE_ONLY, HeadSize, NewHead, usual_reads
@@ -104,7 +104,8 @@ class HeadPlan:
         form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark.
         name: what the target is called on the card.
         start: the folder of a head of the same kind, whose weights, sizes and tokens it begins with; or None. A block
-            head may begin with one that has another term: then the term and the confidence head are new.
+            head may begin with one that has another term: then the term and the confidence head are new. A draft model
+            may begin with any other one that has the target's tokens.
 
     Raises:
         InvalidParameter: there is no such kind, it has no such form, loss, term or rows, or it would draft no token.
@@ -208,7 +209,7 @@ def make_head(
         UnsupportedModel: the target's ends are no tables.
     """
     model = HuggingFaceModel(target)
-    start = None if plan.start is None else load_head(str(plan.start), model.layers)
+    start = None if plan.start is None else _opened(plan, model)
     reads: tuple[Layer, ...] = usual_reads(model.layers)
     if start is not None and plan.kind not in READ_FINAL_STATE_ONLY:
         reads = start.needs.layers
@@ -262,17 +263,33 @@ def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[Layer, ...], pl
     assert plan.start is not None
     listed = (getattr(network, "tokens", None) for network in owned_networks(start))
     tokens = next((one.to(target.device) for one in listed if one is not None), None)
-    head = _new(target, tokens, reads, plan, next(iter(owned_networks(start))))
-    begin_with(head, start, plan.start, TargetEnds.of(target, tokens))
+    head = _new(target, tokens, reads, plan, networks_of(start)[0])
+    if not MAKERS[plan.kind].is_model:  # which is made with the weights of the other one
+        begin_with(head, start, plan.start, TargetEnds.of(target, tokens))
     return head
+
+
+def _opened(plan: HeadPlan, target: HuggingFaceModel) -> Drafter:
+    """Load what a head begins with: a head, or a draft model for a kind that is one."""
+    name = str(plan.start)
+    if MAKERS[plan.kind].is_model:
+        return drafter_of(load_draft(name, target.model))
+    return load_head(name, target.layers)
+
+
+def networks_of(drafter: Drafter) -> tuple[nn.Module, ...]:
+    """Return what learns in a drafter: its networks, or its draft models where it has none."""
+    models = [module_of(one) for one in owned_models(drafter)]
+    return owned_networks(drafter) or tuple(one for one in models if one is not None)
 
 
 def _written(
     head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: tuple[Drafting, float], texts: int
 ) -> MadeHead:
-    for network in owned_networks(head.drafter):
+    networks = networks_of(head.drafter)
+    for network in networks:
         network.eval().requires_grad_(False)
-    parameters = sum(one.numel() for network in owned_networks(head.drafter) for one in network.parameters())
+    parameters = sum(one.numel() for network in networks for one in network.parameters())
     made = MadeHead(out, found[0], parameters, texts * plan.writing.length, found[1])
     head.write(out, model, plan.form, card_of(made, plan, model))
     return made
@@ -288,7 +305,7 @@ def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
-A draft head of {made.parameters / 1e6:.2f} M parameters{form}.
+A draft {"model" if MAKERS[plan.kind].is_model else "head"} of {made.parameters / 1e6:.2f} M parameters{form}.
 Its target has {model.layers} layers of width {model.width}; it drafts {rows}.
 
     polydraft generate --target {plan.name} --draft THIS_FOLDER "..."

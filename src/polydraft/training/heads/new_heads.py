@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from polydraft.drafters import (
     Drafter,
     HeadDrafter,
+    ParallelDrafter,
     RiderDrafter,
     write_block,
     write_eagle,
@@ -40,6 +41,7 @@ from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
+from polydraft.drafters.parallel import DEPTH
 from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.block_training import BlockLoss, BlockTraining
@@ -52,6 +54,7 @@ from polydraft.training.heads.eagles import (
     own_rows,
 )
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
+from polydraft.training.heads.masked_training import PardTraining, begun_with, new_draft_model, write_pard
 from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.rider_training import PassTraining
 from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
@@ -155,6 +158,7 @@ class HeadMaker:
         most_drafts: how deep its folder can say that it drafts; None where there is no bound.
         most_layers: likewise of layers or blocks; 0 where it has none.
         path: whether a row knows the tokens drafted above it; else it is the same for all nodes of a depth.
+        is_model: whether it is no head but a draft model, which may begin with any other one of the target's tokens.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -167,6 +171,7 @@ class HeadMaker:
     most_drafts: int | None = None
     most_layers: int | None = None
     path: bool = True
+    is_model: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -493,6 +498,18 @@ def _hydra(
     return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds()), write_hydra)
 
 
+def _pard(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    if start is None:
+        model = new_draft_model(target, ends, anatomy_for(target, size), size.layers or 2)
+    else:
+        model = begun_with(start, len(ends.embedding), size.layers)
+    drafter = ParallelDrafter(HuggingFaceModel(model, fused=False), model.config.pard_token)
+    training = PardTraining(model, ends, drafter.mask_id, size.drafts or DEPTH, MEDUSA_LOSSES[size.loss])
+    return NewHead(training, drafter, write_pard)
+
+
 def _pass(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
@@ -530,9 +547,23 @@ MAKERS: Mapping[str, HeadMaker] = {
     "xpress": HeadMaker(_xpress, ranked=True),
     "lilicorr": HeadMaker(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": HeadMaker(_mixing, ()),
+    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
 READ_FINAL_STATE_ONLY = (
-    *("medusa", "mlp", "arctic-lstm", "redrafter", "hydra", "hydra++", "pass", "eagle", "hass", "falcon", "mtp"),
+    *(
+        "medusa",
+        "mlp",
+        "arctic-lstm",
+        "redrafter",
+        "hydra",
+        "hydra++",
+        "pass",
+        "eagle",
+        "hass",
+        "falcon",
+        "mtp",
+        "pard",
+    ),
 )
 """The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""
