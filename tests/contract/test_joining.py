@@ -19,6 +19,7 @@ from polydraft.drafters import (
     NgramDrafter,
     NoDraft,
     OuroborosDrafter,
+    ParallelDrafter,
     Session,
 )
 from polydraft.engine.loop.step import LOOP
@@ -59,6 +60,7 @@ MEMBERS: dict[str, tuple[Callable[[], Drafter], tuple[Scheme, ...]]] = {
         (IID(), WithoutReplacement(), TopK(), TopThenSample(), Coupled(), Product()),
     ),
     "padded model": (lambda: ModelDrafter(model("qwen2", VOCAB + 6)), (WithoutReplacement(),)),
+    "pard": (lambda: ParallelDrafter(model("llama", VOCAB + 1), VOCAB), (IID(), TopK())),
     "ensemble": (ensemble, (Product(),)),
 }
 PAIRED = [(name, scheme) for name, (_, schemes) in MEMBERS.items() for scheme in schemes]

@@ -168,6 +168,7 @@ def near(scale: float = 0.05) -> tuple[PreTrainedModel, ParallelDrafter]:
 POLICIES: dict[str, TreePolicy | None] = {"default": None, "chain": Chain(4), "widths": Widths((3, 2, 1))}
 
 
+@pytest.mark.long(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_texts_are_those_of_plain_decoding(policy: str) -> None:
     """Alone, in a ragged batch, in a running batch whose prompts are read in chunks."""

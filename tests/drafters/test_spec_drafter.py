@@ -25,6 +25,7 @@ from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.reading import Text
 from polydraft.schemes import IID, Given, WithoutReplacement
 from polydraft.trees import Draft, TreePolicy, Verdict
+from polydraft.verifiers import TopBeta, TopDown
 
 KINDS = ("t5", "marian", "bart")
 VOCAB, MASK, BLOCK = 64, 5, 4
@@ -208,6 +209,7 @@ def test_a_model_without_laws_costs_drafts_alone() -> None:
     assert torch.equal(found.sequences, plain.sequences)
 
 
+@pytest.mark.slow
 def test_sampled_texts_have_the_targets_law() -> None:
     """A right engine fails with probability 1e-6."""
     sizes: dict[str, Any] = {"vocab_size": 5, "decoder_start_token_id": 1, "bos_token_id": 1, "pad_token_id": 0}
@@ -229,6 +231,20 @@ def test_sampled_texts_have_the_targets_law() -> None:
     assert report.passed, str(report)
 
 
+def test_the_papers_rule_takes_its_drafts_and_is_lossy() -> None:
+    """It keeps likely drafts; at temperature 0 the target's likeliest token alone is one, and texts are its own."""
+    target, own = pair()
+    options: dict[str, Any] = {**inputs_of(SOURCES), "drafter": own, "verifier": TopDown(TopBeta(beta=5, tau=3.0))}
+    strict = polydraft.generate(target, **options, **GREEDY)
+    plain = polydraft.generate(target, **inputs_of(SOURCES), drafter="none", **GREEDY)
+    assert torch.equal(strict.sequences, plain.sequences)
+    warm: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "seed": 0, "max_new_tokens": 14}
+    found = polydraft.generate(target, **options, **warm)
+    exact = polydraft.generate(target, **{**options, "verifier": None}, **warm)
+    assert found.statistics.accepted > exact.statistics.accepted
+    assert not found.statistics.lossless and exact.statistics.lossless
+
+
 def folder_of(folder: Path, told: object = None, *, kind: str = "t5", **changes: Any) -> Path:
     own = {"vocab_size": len(tiny_tokenizer()), **changes}
     model = tiny_model("llama", own["vocab_size"]) if kind == "llama" else encoder_decoder(kind, **own)
@@ -240,7 +256,7 @@ def folder_of(folder: Path, told: object = None, *, kind: str = "t5", **changes:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["t5", "marian"])
+@pytest.mark.parametrize("kind", ["t5", pytest.param("marian", marks=pytest.mark.slow)])
 def test_a_folder_is_told_by_its_configuration(kind: str, tmp_path: Path) -> None:
     told = {"block_size": 3, "mask_token_id": 7}
     loaded = polydraft.load(folder_of(tmp_path / "target", kind=kind), folder_of(tmp_path / "draft", told, kind=kind))

@@ -17,7 +17,7 @@ from test_medusa import CONFIG, heads, layout_a, layout_c
 from torch import Tensor
 
 import polydraft
-from polydraft.drafters import is_head, load_head, write_mtp
+from polydraft.drafters import drafter_of, is_head, load_head, write_mtp
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from polydraft.drafters.heads.falcon import FalconHead
@@ -165,6 +165,14 @@ def test_models_and_what_cannot_be_read_are_no_heads(layers: int, tmp_path: Path
     half = put(tmp_path / "half", OFFICIAL, BIASED) / "model.safetensors"
     half.write_bytes(half.read_bytes()[:40])
     assert not is_head(tmp_path / "half")
+
+
+@pytest.mark.parametrize("told", [{"pard_token": 3}, {"spd_type": "pard", "mask_token_id": 3}])
+def test_draft_models_that_fill_masks_are_no_heads(told: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(num_hidden_layers=1, **told)
+    model.save_pretrained(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text()).items() >= told.items()
+    assert not is_head(tmp_path / "model") and drafter_of(model).name == "pard"
 
 
 class Trap:
