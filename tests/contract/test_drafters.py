@@ -20,6 +20,7 @@ from polydraft.drafters import (
     LookupFirst,
     ModelDrafter,
     ParallelDrafter,
+    RiderDrafter,
     Session,
     SpecDrafter,
     StoreVocabulary,
@@ -86,6 +87,7 @@ MEMBERS: dict[str, Callable[[], Drafter]] = {
     "masks": lambda: ParallelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB + 1)), VOCAB, 8),
     "masks behind a source": lambda: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=VOCAB)), 4, 3, 8),
     **{name: partial(lambda own: every_head()[own], name) for name in every_head()},
+    "riders": lambda: RiderDrafter(masks=(4, 4, 4)),
 }
 
 
@@ -218,7 +220,7 @@ def test_what_tables_and_the_engine_ask(member: str) -> None:
     assert isinstance(drafter, Drafter)
     assert drafter.name
     assert bool(drafter.needs.layers) == (member in every_head())
-    assert bool(drafter.needs.riders) == (member == "lookahead")
+    assert bool(drafter.needs.riders) == (member in ("lookahead", "riders"))
 
 
 @pytest.mark.long(34)
