@@ -237,7 +237,8 @@ class RoutedDrafter(RouteDrafter):
             bounds = bounds.chains()
         offers, members = self._offers(state, request.text, bounds)
         draws = request.noise.fork(ROUTE_STREAM).uniform().tolist()
-        passes = 0 if self.other is None else self.other.needs.passes or policy.shape.depth
+        passes = 0 if self.other is None else self.other.needs.passes
+        passes = policy.shape.depth if passes is None else passes
         seconds = 1 + state.cost * passes + self.overhead + self.price * policy.most_drafts
         rows = zip(offers, state.standings, draws, strict=True)
         rounds = tuple(self._round(*row, seconds, state.trust) for row in rows)

@@ -515,7 +515,7 @@ def _pass(
 ) -> NewHead:
     given = start.num_embeddings if isinstance(start, nn.Embedding) else DRAFTS
     lookahead = nn.Embedding(size.drafts or given, ends.embedding.shape[1], device=ends.embedding.device)
-    with torch.no_grad():  # a token that any may follow; equal riders would learn alike but for their places
+    with torch.no_grad():  # near the tokens' own; equal ones would differ by their places alone
         lookahead.weight.mul_(ends.embedding.std()).add_(ends.embedding.mean(0))
     training = PassTraining(lookahead, target, ends, MEDUSA_LOSSES[size.loss], RIDER_PLACES)
     return NewHead(training, RiderDrafter(lookahead=lookahead), write_pass)
