@@ -1,6 +1,7 @@
 """Training riders: PaSS's losses place by place, its gradients, SPACE's texts, and that what learnt drafts."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,16 @@ from doubles import tiny_model
 from torch import Tensor, nn
 
 import polydraft
+from polydraft.bench import read_prompt_sets
+from polydraft.bench.prompts.prompt import encode
 from polydraft.drafters import RiderDrafter
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models import HuggingFaceModel
+from polydraft.training import MAKERS, HeadSize, WritingPlan
+from polydraft.training.heads.loop import measured
 from polydraft.training.heads.rider_training import IGNORED, PassTraining, cut_at_masks, next_labels_loss
 from polydraft.training.heads.row_losses import TargetEnds, soft_cross_entropy
+from polydraft.training.heads.shards import Shards, write_shards
 
 VOCAB, WIDTH, LENGTH, COUNT = 24, 16, 12, 3
 
@@ -190,3 +197,24 @@ def test_a_target_that_was_tuned_drafts_from_its_masks() -> None:
         model.get_input_embeddings().weight[21:23] = 0
     text = polydraft.generate(model, prompts, **options)
     assert text.statistics.accepted < 0.5 * text.statistics.drafted, "other masks than those that it was tuned for"
+
+
+@pytest.mark.slow
+def test_embeddings_that_learnt_draft_better_than_random_ones(tmp_path: Path) -> None:
+    """On the embedded target, by the acceptance loss: it is small, and little can be learnt by so few numbers."""
+    pair = polydraft.load_pair()
+    prompts = [encode(pair, one, 64)[0] for one in read_prompt_sets(("humaneval", "python"), 40)]
+    writing = WritingPlan(tokens=24_000, length=128)
+    written = write_shards(HuggingFaceModel(pair.target), prompts, tmp_path, (1,), writing)
+    texts, held_out = Shards(written.learnt), Shards(written.held_out)
+    torch.manual_seed(1)
+    size = HeadSize(drafts=3, loss="acceptance")
+    own = MAKERS["pass"].make(pair.target, TargetEnds.of(pair.target), (), size, None).training
+    random = measured(own, held_out)
+
+    def loss() -> Tensor:
+        rows = [texts[int(one)] for one in torch.randint(len(texts), (8,))]
+        return own(**{name: torch.stack([row[name] for row in rows]) for name in rows[0]})["loss"]
+
+    learnt(50, own, loss, 0.03)
+    assert measured(own, held_out).efficiency > random.efficiency + 0.005
