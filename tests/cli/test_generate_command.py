@@ -53,6 +53,25 @@ def test_json_is_one_object_with_the_text_that_the_library_gives(
     assert result["statistics"]["new_tokens"] == 9
 
 
+def test_a_target_with_a_head_inside_is_drafted_for_by_it(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, tuned = tmp_path / "prompts.jsonl", tmp_path / "tuned"
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("def add", "class Point", "return a")))
+    making = ("--work", str(tmp_path / "work"), "--tokens", "100", "--length", "24", "--steps", "2", "--drafts", "2")
+    given = ("--target", str(folders[0]), "--prompts", str(prompts), "--out", str(tuned), *making)
+    assert run(monkeypatch, "train", "head", "medusa-2", *given) == 0
+    capsys.readouterr()
+    for more, draft in (((), "its own head"), (("--drafter", "none"), None)):
+        asked = ("--target", str(tuned), "--json", "--max-new-tokens", "9", *more)
+        assert run(monkeypatch, "generate", "def add", *asked) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["settings"]["draft"] == draft
+        assert (result["statistics"]["drafted"] > 0) == (draft is not None)
+    pair = polydraft.load(tuned)
+    assert pair.draft.network.name == "medusa"  # type: ignore[union-attr]
+
+
 def test_text_comes_without_colour_codes_when_piped_and_ends_with_the_table(
     folders: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from polydraft.training import MAKERS, HeadSize
 from polydraft.training.heads.head_making import _is_copy
 from polydraft.training.heads.loop import measured
 from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.tuned_target import AdaptedTarget
 
 VOCAB, LENGTH, READS = 24, 13, (1, 2)
 PARTS = ("ids", "valid", "features", "final", "lse")
@@ -68,10 +69,14 @@ def test_no_head_mixes_host_and_device_while_it_learns(kind: str, loss: str) -> 
     texts, tokens = given(target), torch.arange(0, VOCAB, 2)
     with counted():
         there = {name: on_device(one) for name, one in texts.items()}
-        all_tokens = kind in ("mlp", "arctic-lstm", "redrafter", "pard")
+        all_tokens = kind in ("mlp", "arctic-lstm", "redrafter", "pard", "medusa-2")
         own = None if all_tokens else on_device(tokens)
         ends = TargetEnds.of(moved(target), own)  # type: ignore[arg-type]
-        training = MAKERS[kind].make(target, ends, READS, HeadSize(loss=loss, rank=4)).training
+        whole = tiny_model("llama", VOCAB, dtype=torch.float32)  # of which a copy is moved, if it learns as well
+        training = MAKERS[kind].make(whole, ends, READS, HeadSize(loss=loss, rank=4)).training
+        for one in training.modules():
+            if isinstance(one, AdaptedTarget):
+                moved(one.hidden[0])
         found = moved(training)(**there)
     assert bool(found["loss"] > 0)
 

@@ -14,6 +14,7 @@ from polydraft.drafters import (
     DraftRequest,
     Session,
     drafter_of,
+    has_head_inside,
     has_modules,
     is_head,
     load_head,
@@ -40,8 +41,8 @@ def load(
 ) -> Pair:
     """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
 
-    "smollm2" is what `polydraft fetch smollm2` brought; if no draft is named, the head that ships for it drafts. A
-    folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
+    "smollm2" is what `polydraft fetch smollm2` brought; if no draft is named, the head that ships for it drafts, and so
+    does the head that is inside a model's own folder (Medusa-2). A folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
     used. If no draft is named, a target that was tuned to fill in masks (SPACE) drafts from those that its config.json
     names. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
     not, the error says it in one sentence.
@@ -73,6 +74,8 @@ def load(
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
+    if draft is None and has_head_inside(target):
+        draft = target
     if draft is not None and not is_derived(draft) and _names_head(draft):
         pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
         return replace(pair, draft=head_for(draft, pair.target))

@@ -6,7 +6,7 @@ in hardware, and treats all matrices of a shape in one batched product.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -45,17 +45,29 @@ class Muon(Optimizer):
         matrix_rate: learning rate of the matrices; their updates have root-mean-square entry about 0.2 of it.
         other_rate: learning rate of all other parameters.
         weight_decay: decoupled weight decay of the matrices.
+        slow: parameters that AdamW moves at a quarter of `other_rate`, matrices too.
     """
 
-    def __init__(self, model: nn.Module, matrix_rate: float, other_rate: float, weight_decay: float = 0.1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        matrix_rate: float,
+        other_rate: float,
+        weight_decay: float = 0.1,
+        slow: Sequence[nn.Parameter] = (),
+    ) -> None:
         tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
         tables |= {id(one) for name, one in model.named_parameters() if f".{name}".endswith(".lm_head.weight")}
-        matrices = [one for one in model.parameters() if one.ndim == 2 and id(one) not in tables]
-        others = [one for one in model.parameters() if one.ndim != 2 or id(one) in tables]
+        own = {id(one) for one in slow}
+        usual = [one for one in model.parameters() if id(one) not in own]
+        matrices = [one for one in usual if one.ndim == 2 and id(one) not in tables]
+        others = [one for one in usual if one.ndim != 2 or id(one) in tables]
         groups = [
             {"params": matrices, "lr": matrix_rate, "orthogonal": True, "decay": weight_decay},
             {"params": others, "lr": other_rate, "orthogonal": False, "decay": 0.0},
         ]
+        if slow:
+            groups.append({"params": [*slow], "lr": other_rate / 4, "orthogonal": False, "decay": 0.0})
         super().__init__(groups, {})
         self.precision = torch.bfloat16 if has_fast_bfloat16() else torch.float32
 

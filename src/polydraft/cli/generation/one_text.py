@@ -19,7 +19,7 @@ from polydraft.cli.generation.summaries import describe_setup, print_run
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import notes_beside, print_json_line, progress_bar, visible, warnings_as_sentences
 from polydraft.cli.process import INTERRUPTED, stopped
-from polydraft.drafters import Drafter, proposes
+from polydraft.drafters import Drafter, has_head_inside, proposes
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
 from polydraft.engine.tuning import planned
 from polydraft.errors import InvalidParameter, near
@@ -181,7 +181,9 @@ def named_draft(target: str | None, draft: str | None) -> str | None:
     """Return what the draft is called in results; None where neither a model nor a head drafts."""
     if draft is not None or target is None:
         return draft or "embedded pair"
-    return None if shipped_head(target) is None else "shipped head"
+    if shipped_head(target) is not None:
+        return "shipped head"
+    return "its own head" if has_head_inside(target) else None
 
 
 def _draft_used(request: GenerateOptions) -> str | None:

@@ -2,6 +2,7 @@
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, TreePass
 from polydraft.drafters.heads.formats import (
+    has_head_inside,
     is_head,
     load_head,
     write_block,
@@ -18,6 +19,7 @@ __all__ = [
     "HeadEnds",
     "HeadNetwork",
     "TreePass",
+    "has_head_inside",
     "is_head",
     "load_head",
     "write_block",

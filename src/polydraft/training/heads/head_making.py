@@ -25,9 +25,9 @@ from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer, load_draft, module_of
 from polydraft.models.anatomy import check_layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
-from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, READ_FINAL_STATE_ONLY, HeadSize, NewHead, usual_reads
+from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.row_losses import TargetEnds
-from polydraft.training.heads.shards import Shards, WritingPlan, check_size, most_written, write_shards
+from polydraft.training.heads.shards import Shards, WritingPlan, WrittenShards, check_size, most_written, write_shards
 
 
 def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
@@ -211,7 +211,7 @@ def make_head(
     model = HuggingFaceModel(target)
     start = None if plan.start is None else _opened(plan, model)
     reads: tuple[Layer, ...] = usual_reads(model.layers)
-    if start is not None and plan.kind not in READ_FINAL_STATE_ONLY:
+    if start is not None and MAKERS[plan.kind].reads_layers:
         reads = start.needs.layers
         for layer in reads:
             check_layer(layer, model.layers)
@@ -228,7 +228,7 @@ def make_head(
     with noting() as interrupted:
         run, began = work / run_name(plan), perf_counter()
         found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
-    return _written(head, model, out, plan, (found, perf_counter() - began), len(learnt))
+    return _written(head, model, out, plan, (found, perf_counter() - began), text)
 
 
 def run_name(plan: HeadPlan) -> str:
@@ -284,32 +284,50 @@ def networks_of(drafter: Drafter) -> tuple[nn.Module, ...]:
 
 
 def _written(
-    head: NewHead, model: HuggingFaceModel, out: Path, plan: HeadPlan, found: tuple[Drafting, float], texts: int
+    head: NewHead,
+    model: HuggingFaceModel,
+    out: Path,
+    plan: HeadPlan,
+    found: tuple[Drafting, float],
+    text: WrittenShards,
 ) -> MadeHead:
     networks = networks_of(head.drafter)
     for network in networks:
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in networks for one in network.parameters())
-    made = MadeHead(out, found[0], parameters, texts * plan.writing.length, found[1])
-    head.write(out, model, plan.form, card_of(made, plan, model))
+    made = MadeHead(out, found[0], parameters, len(Shards(text.learnt)) * plan.writing.length, found[1])
+    told = "" if head.told is None else head.told(Shards(text.held_out))
+    head.write(out, model, plan.form, card_of(made, plan, model, told))
     return made
 
 
-def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
-    """Return the text of a head's README.md."""
+def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel, told: str = "") -> str:
+    """Return the text of a head's README.md.
+
+    Args:
+        told: what became of the target, if it learnt as well.
+    """
     recipe, overlaps = plan.recipe, " ".join(f"{one:.3f}" for one in made.drafting.overlap)
     rows = "all tokens" if plan.rows is None else f"the {plan.rows} tokens that the target wrote most often"
     rows = rows if plan.start is None else "the tokens of the head that it began with"
     began = "" if plan.start is None else f"It began with the weights of {plan.start.name}.\n"
     rows += " from rows of its own" if MAKERS[plan.kind].own_rows and not plan.size.frozen_rows else ""
+    use = "--target THIS_FOLDER" if told else f"--target {plan.name} --draft THIS_FOLDER"
+    if told:
+        told = f"""
+## Another target
+
+The folder is a whole model with the head inside. The target learnt with it, so that texts are exact for the tuned
+model only, not for {plan.name}. {told}
+"""
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
 A draft {"model" if MAKERS[plan.kind].is_model else "head"} of {made.parameters / 1e6:.2f} M parameters{form}.
 Its target has {model.layers} layers of width {model.width}; it drafts {rows}.
 
-    polydraft generate --target {plan.name} --draft THIS_FOLDER "..."
-
+    polydraft generate {use} "..."
+{told}
 ## Measured on held-out text
 
 Mean overlap sum_x min(target, head) at temperature 1, by draft, given the text's own tokens above it: {overlaps}.

@@ -80,7 +80,7 @@ class MedusaTraining(HeadTraining):
             there = asked[rows, columns, draft]
             known = (columns + draft + 1).clamp_max(ids.shape[1] - 1)
             label = (known + 1).clamp_max(ids.shape[1] - 1)
-            laws = target.laws(final[rows, known], lse[rows, known])
+            laws = self.laws(final[rows, known], lse[rows, known])
             logits = self.logits(draft, states)
             overlap = agreement(logits, laws)
             if self.row_loss is None:
@@ -92,6 +92,10 @@ class MedusaTraining(HeadTraining):
             counts.append(there.sum())
             overlaps.append((overlap.where(there, 0.0).sum() / counts[-1].clamp_min(1)).detach())
         return summed(losses, overlaps, counts)
+
+    def laws(self, final: Float[Tensor, "*b d"], total: Float[Tensor, "*b"]) -> Float[Tensor, "*b V"]:
+        """Return the target's laws; arguments are those of `TargetEnds.laws`."""
+        return self.target[0].laws(final, total)
 
     def logits(self, draft: int, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b V"]:
         """Return a draft's logits, given the target's last hidden states at the token before the root."""

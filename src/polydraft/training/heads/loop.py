@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.errors import InvalidParameter
+from polydraft.training.heads.row_losses import HeadTraining
 from polydraft.training.muon import Muon
 
 
@@ -119,7 +120,7 @@ class _HeadTrainer(Trainer):
 
 
 def train_head(
-    training: nn.Module,
+    training: HeadTraining,
     texts: Dataset[dict[str, Tensor]],
     held_out: Dataset[dict[str, Tensor]],
     folder: Path,
@@ -153,12 +154,14 @@ def train_head(
         seed=recipe.seed,
         data_seed=recipe.seed,
     )
+    training.begin(recipe.steps)
+    optimizer = Muon(training, recipe.matrix_rate, recipe.other_rate, slow=training.slow())
     after_steps = _AfterSteps(training, held_out, recipe.measure_every, interrupted)
     trainer = _HeadTrainer(
         model=training,
         args=arguments,
         train_dataset=texts,
-        optimizers=(Muon(training, recipe.matrix_rate, recipe.other_rate), None),  # pyright: ignore[reportArgumentType]  the schedule is made by the trainer
+        optimizers=(optimizer, None),  # pyright: ignore[reportArgumentType]  the schedule is made by the trainer
         callbacks=[after_steps],
     )
     after_steps.trainer = trainer

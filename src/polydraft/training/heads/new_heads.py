@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from polydraft.drafters import (
@@ -57,8 +58,16 @@ from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss
 from polydraft.training.heads.masked_training import PardTraining, begun_with, new_draft_model, write_pard
 from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.rider_training import PassTraining
-from polydraft.training.heads.row_losses import TargetEnds, accepted_loss, lk_alpha, lk_lambda, soft_cross_entropy
+from polydraft.training.heads.row_losses import (
+    HeadTraining,
+    TargetEnds,
+    accepted_loss,
+    lk_alpha,
+    lk_lambda,
+    soft_cross_entropy,
+)
 from polydraft.training.heads.slot_training import FalconTraining, ParallelTraining
+from polydraft.training.heads.tuned_target import AdaptedTarget, Drift, TunedMedusa, write_tuned
 
 ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
@@ -131,11 +140,13 @@ class NewHead:
         training: the head with its losses.
         drafter: with the same weights.
         writer: writes drafters of its family as folders.
+        told: measures on held-out texts what becomes of the target, in words for the card; None where it stays.
     """
 
-    training: nn.Module
+    training: HeadTraining
     drafter: Drafter
     writer: Callable[..., None]
+    told: Callable[[Dataset[dict[str, Tensor]]], str] | None = None
 
     def write(self, folder: Path, target: HuggingFaceModel, form: str, card: str) -> None:
         """Write the drafter as a folder of a form of its family, with the text of its card."""
@@ -158,7 +169,10 @@ class HeadMaker:
         most_drafts: how deep its folder can say that it drafts; None where there is no bound.
         most_layers: likewise of layers or blocks; 0 where it has none.
         path: whether a row knows the tokens drafted above it; else it is the same for all nodes of a depth.
+        reads_layers: whether it reads outputs of the target's layers, not its last hidden states alone, which the text
+            for training has in any case.
         is_model: whether it is no head but a draft model, which may begin with any other one of the target's tokens.
+        tunes: whether the target learns with it, and its folder is a whole model.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -171,7 +185,9 @@ class HeadMaker:
     most_drafts: int | None = None
     most_layers: int | None = None
     path: bool = True
+    reads_layers: bool = False
     is_model: bool = False
+    tunes: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -242,6 +258,18 @@ def _medusa(
 
     row_loss = MEDUSA_LOSSES[size.loss]
     return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write_medusa)
+
+
+def _medusa_2(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = [*start.heads] if isinstance(start, MedusaHeads) else []
+    layers = size.layers or (len(cast(MedusaHead, given[0]).blocks) if given else 1)
+    heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers, own_rows=True)
+    adapted = AdaptedTarget(target)
+    training = TunedMedusa(heads, ends, adapted, MEDUSA_LOSSES[size.loss], PLACES)
+    told = lambda texts: str(Drift.of(target, adapted.merged(), texts))  # noqa: E731
+    return NewHead(training, HeadDrafter(heads, heads.ends()), partial(write_tuned, adapted), told)
 
 
 def _eagle_1(
@@ -529,8 +557,10 @@ _walk = partial(
     most_drafts=MOST_DEPTHS,
     most_layers=MOST_BLOCKS,
 )
+_of_layers = partial(HeadMaker, reads_layers=True)
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
+    "medusa-2": HeadMaker(_medusa_2, (), fewer=(), losses=(*MEDUSA_LOSSES,), path=False, tunes=True),
     "mlp": _walk(partial(_speculator, MlpSpeculator), most_layers=0),
     "arctic-lstm": _walk(partial(_speculator, LstmSpeculator), most_layers=0),
     "redrafter": _walk(_redrafter),
@@ -539,31 +569,14 @@ MAKERS: Mapping[str, HeadMaker] = {
     "pass": _walk(_pass, most_drafts=None, most_layers=0, path=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
-    "eagle-3": HeadMaker(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
-    "p-eagle": HeadMaker(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
+    "eagle-3": _of_layers(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
+    "p-eagle": _of_layers(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
     "falcon": HeadMaker(_falcon, (), fewer=(), losses=("published",)),
     "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
-    "dspark": HeadMaker(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
-    "xpress": HeadMaker(_xpress, ranked=True),
-    "lilicorr": HeadMaker(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
-    "mixing": HeadMaker(_mixing, ()),
-    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True),
+    "dspark": _of_layers(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
+    "xpress": _of_layers(_xpress, ranked=True),
+    "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
+    "mixing": _of_layers(_mixing, ()),
+    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True, path=False),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""
-READ_FINAL_STATE_ONLY = (
-    *(
-        "medusa",
-        "mlp",
-        "arctic-lstm",
-        "redrafter",
-        "hydra",
-        "hydra++",
-        "pass",
-        "eagle",
-        "hass",
-        "falcon",
-        "mtp",
-        "pard",
-    ),
-)
-"""The kinds that read the target's last hidden states alone, which the text for training has beside those of layers."""

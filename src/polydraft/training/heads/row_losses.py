@@ -218,6 +218,13 @@ class HeadTraining(nn.Module, ABC):
         """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
         return self.learn(HeadBatch(ids, valid, features, final, lse))
 
+    def begin(self, steps: int) -> None:
+        """Know how many steps the run has that begins or goes on; this loss does not depend on that."""
+
+    def slow(self) -> Sequence[nn.Parameter]:
+        """Return the parameters that learn at a quarter of the rate; here there are none."""
+        return ()
+
     @abstractmethod
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the `loss`, `overlap` and `count` of a batch."""

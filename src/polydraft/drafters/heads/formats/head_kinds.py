@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,6 +82,20 @@ def is_head(name: object) -> bool:
         return _kind(config, lambda: plain_shapes(source)) is not None
     except CheckpointError:  # whoever loads it as a model will say so
         return False
+
+
+def has_head_inside(name: object) -> bool:
+    """Tell by its configuration whether a model's folder holds the head that drafts for it as well (Medusa-2).
+
+    Of names that are none of folders the hub would have to be asked, and then the answer is no.
+    """
+    if not isinstance(name, str | Path) or not Path(name).expanduser().is_dir():
+        return False
+    try:
+        _, config = plain_config(name)
+    except CheckpointError:  # whoever loads it as a model will say so
+        return False
+    return is_medusa(config) and config.get("model_type") not in (None, "medusa")
 
 
 def _kind(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> HeadKind | None:

@@ -210,6 +210,12 @@ def _authors_tensors(heads: MedusaHeads) -> dict[str, Tensor]:
     return found
 
 
+def medusa_inside(heads: MedusaHeads) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what a full model's folder has of its heads (B): settings and tensors."""
+    settings = {"medusa_num_heads": len(heads), "medusa_num_layers": len(heads.head(0).blocks)}
+    return settings, {INSIDE + name: value for name, value in _authors_tensors(heads).items()}
+
+
 def _vllm_tensors(heads: MedusaHeads, target: LanguageModel) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for place, head in enumerate(heads):
