@@ -313,6 +313,7 @@ def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel, told: str =
     began = "" if plan.start is None else f"It began with the weights of {plan.start.name}.\n"
     rows += " from rows of its own" if MAKERS[plan.kind].own_rows and not plan.size.frozen_rows else ""
     use = "--target THIS_FOLDER" if told else f"--target {plan.name} --draft THIS_FOLDER"
+    rounded = "" if told else " The weights were\nmeasured before they were rounded to bfloat16."
     if told:
         told = f"""
 ## Another target
@@ -331,8 +332,7 @@ Its target has {model.layers} layers of width {model.width}; it drafts {rows}.
 ## Measured on held-out text
 
 Mean overlap sum_x min(target, head) at temperature 1, by draft, given the text's own tokens above it: {overlaps}.
-If these were independent, a chain would have {made.drafting.efficiency:.2f} tokens per target call. The weights were
-measured before they were rounded to bfloat16.
+If these were independent, a chain would have {made.drafting.efficiency:.2f} tokens per target call.{rounded}
 
 ## Data and recipe
 

@@ -27,6 +27,7 @@ from polydraft.drafters.heads.formats.last_state_folders import medusa_inside
 from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.errors import CheckpointError, UnsupportedModel
 from polydraft.models import LanguageModel, tokenizer_of
+from polydraft.models.checkpoints.silence import held_back
 from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss
 from polydraft.training.heads.row_losses import HeadBatch, TargetEnds, soft_cross_entropy, weighted
 
@@ -241,9 +242,10 @@ def write_tuned(
     tokenizer = tokenizer_of(adapted.hidden[1])
     weights = {**model.state_dict(), **{name: value.to(model.dtype).contiguous() for name, value in inside.items()}}
     try:
-        model.save_pretrained(folder, state_dict=weights)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        with held_back():
+            model.save_pretrained(folder, state_dict=weights)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(card)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"The tuned target cannot be written to {folder}: {error}.") from error
