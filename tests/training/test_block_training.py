@@ -15,8 +15,8 @@ from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
-from polydraft.training.heads.block_training import BlockLoss, BlockTraining, block_slots, drawn_anchors, forced
-from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.losses.block_training import BlockLoss, BlockTraining, block_slots, drawn_anchors, forced
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.trees import Frontier
 
 LENGTH = 14

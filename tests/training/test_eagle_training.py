@@ -19,7 +19,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text, reader_of
-from polydraft.training.heads.eagles import (
+from polydraft.training.heads.losses.eagles import (
     PUBLISHED,
     ROW_LOSSES,
     Eagle1Training,
@@ -29,7 +29,7 @@ from polydraft.training.heads.eagles import (
     own_rows,
     unrolled,
 )
-from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.trees import Frontier
 
 VOCAB, WIDTH, LENGTH, PASSES = 24, 16, 13, 4

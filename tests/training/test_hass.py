@@ -15,8 +15,8 @@ from polydraft.drafters.heads.eagle_head import Eagle1Head
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
 from polydraft.training import MAKERS, HeadSize
-from polydraft.training.heads.eagles import Eagle1Training, EagleLoss
-from polydraft.training.heads.row_losses import HeadBatch, TargetEnds
+from polydraft.training.heads.losses.eagles import Eagle1Training, EagleLoss
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
 
 VOCAB, WIDTH, LENGTH, GIVEN = 24, 16, 12, 4
 HEADS, GROUPS, CHANNELS = 4, 2, 6

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from polydraft.training import MAKERS, HeadSize
 from polydraft.training.heads.head_making import _is_copy
 from polydraft.training.heads.loop import measured
-from polydraft.training.heads.row_losses import TargetEnds
-from polydraft.training.heads.tuned_target import AdaptedTarget
+from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.losses.tuned_target import AdaptedTarget
 
 VOCAB, LENGTH, READS = 24, 13, (1, 2)
 PARTS = ("ids", "valid", "features", "final", "lse")

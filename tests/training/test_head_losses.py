@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polydraft.training.heads.block_training import BlockLoss
-from polydraft.training.heads.new_heads import BLOCK_LOSSES
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.block_training import BlockLoss
+from polydraft.training.heads.losses.row_losses import (
     agreement,
     chances,
     cross_entropy,
@@ -24,6 +23,7 @@ from polydraft.training.heads.row_losses import (
     unsure,
     weighted,
 )
+from polydraft.training.heads.new_heads import BLOCK_LOSSES
 
 FIRST, SECOND, THIRD = [0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]
 """Rows of a head; the target's beside them have .7, .6 and .4 in common with them."""

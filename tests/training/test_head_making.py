@@ -27,8 +27,8 @@ from polydraft.options.commands.making_options import TrainHeadOptions
 from polydraft.probs import Noise
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
 from polydraft.training.heads.head_making import networks_of, run_name
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.new_heads import usual_reads
-from polydraft.training.heads.row_losses import TargetEnds
 from polydraft.training.heads.shards import continued, most_written, write_shards
 
 VOCAB, LENGTH = 24, 32

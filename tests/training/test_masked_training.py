@@ -19,9 +19,10 @@ from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import IID
 from polydraft.training import HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
-from polydraft.training.heads.masked_training import PardTraining, begun_with, elements, sees
-from polydraft.training.heads.new_heads import MAKERS, usual_reads
-from polydraft.training.heads.row_losses import TargetEnds, lk_alpha
+from polydraft.training.heads.losses.masked_training import PardTraining, begun_with, elements, sees
+from polydraft.training.heads.losses.row_losses import TargetEnds, lk_alpha
+from polydraft.training.heads.makers import MAKERS
+from polydraft.training.heads.new_heads import usual_reads
 from polydraft.training.muon import Muon
 
 VOCAB, LENGTH, DEPTHS = 24, 14, 4

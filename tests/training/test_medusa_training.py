@@ -15,8 +15,8 @@ from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.schemes import IID
-from polydraft.training.heads.last_state_training import MedusaTraining, asked_for, new_heads
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.last_state_training import MedusaTraining, asked_for, new_heads
+from polydraft.training.heads.losses.row_losses import (
     TargetEnds,
     agreement,
     lk_alpha,

@@ -17,9 +17,9 @@ from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
-from polydraft.training.heads.block_training import BlockLoss, BlockRows, BlockTraining, block_slots, forced
-from polydraft.training.heads.path_training import LATTICE_LOSSES, LatticeLoss, LatticeTraining, XPressTraining
-from polydraft.training.heads.row_losses import TargetEnds, lk_alpha
+from polydraft.training.heads.losses.block_training import BlockLoss, BlockRows, BlockTraining, block_slots, forced
+from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeLoss, LatticeTraining, XPressTraining
+from polydraft.training.heads.losses.row_losses import TargetEnds, lk_alpha
 from polydraft.trees import Frontier
 
 TRAININGS: dict[str, type[BlockTraining]] = {"xpress": XPressTraining, "lilicorr": LatticeTraining}

@@ -17,8 +17,8 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel
 from polydraft.training import MAKERS, HeadSize, WritingPlan
 from polydraft.training.heads.loop import measured
-from polydraft.training.heads.rider_training import IGNORED, PassTraining, cut_at_masks, next_labels_loss
-from polydraft.training.heads.row_losses import TargetEnds, soft_cross_entropy
+from polydraft.training.heads.losses.rider_training import IGNORED, PassTraining, cut_at_masks, next_labels_loss
+from polydraft.training.heads.losses.row_losses import TargetEnds, soft_cross_entropy
 from polydraft.training.heads.shards import Shards, write_shards
 
 VOCAB, WIDTH, LENGTH, COUNT = 24, 16, 12, 3

@@ -19,9 +19,15 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Text, reader_of
-from polydraft.training.heads.eagles import ROW_LOSSES, EagleLoss, own_rows
-from polydraft.training.heads.row_losses import HeadBatch, TargetEnds
-from polydraft.training.heads.slot_training import FalconTraining, ParallelTraining, asked_behind, elements, kept_depths
+from polydraft.training.heads.losses.eagles import ROW_LOSSES, EagleLoss, own_rows
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
+from polydraft.training.heads.losses.slot_training import (
+    FalconTraining,
+    ParallelTraining,
+    asked_behind,
+    elements,
+    kept_depths,
+)
 from polydraft.trees import Frontier
 
 DRAFTS = 4

@@ -20,8 +20,8 @@ from polydraft.drafters import has_head_inside, is_head, load_head
 from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.errors import UnsupportedModel
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
-from polydraft.training.heads.row_losses import HeadBatch, TargetEnds
-from polydraft.training.heads.tuned_target import SHARE, AdaptedTarget, Drift, TunedMedusa, divergence, untied
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
+from polydraft.training.heads.losses.tuned_target import SHARE, AdaptedTarget, Drift, TunedMedusa, divergence, untied
 from polydraft.training.muon import Muon
 
 VOCAB, LENGTH, WIDTH = 24, 14, 16

@@ -41,11 +41,12 @@ def load(
 ) -> Pair:
     """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
 
-    "smollm2" is what `polydraft fetch smollm2` brought; if no draft is named, the head that ships for it drafts, and so
-    does the head that is inside a model's own folder (Medusa-2). A folder goes before a hub name. The hub is asked once whether it has the name; without a connection its cache is
-    used. If no draft is named, a target that was tuned to fill in masks (SPACE) drafts from those that its config.json
-    names. Code in a model folder is never run. What transformers has to say about a model is said if it was loaded; if
-    not, the error says it in one sentence.
+    "smollm2" is what `polydraft fetch smollm2` brought; if no draft is named, the head that ships for it drafts,
+    and so does the head that is inside a model's own folder (Medusa-2). A folder goes before a hub name. The hub is
+    asked once whether it has the name; without a connection its cache is used. If no draft is named, a target that
+    was tuned to fill in masks (SPACE) drafts from those that its config.json names. Code in a model folder is never
+    run. What transformers has to say about a model is said if it was loaded; if not, the error says it in one
+    sentence.
 
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2", or "pair" for the one that ships.

@@ -3,7 +3,8 @@
 from polydraft.training.export import Quality, export_pair, measure_quality
 from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head
 from polydraft.training.heads.loop import Drafting, HeadRecipe
-from polydraft.training.heads.new_heads import LOSSES, MAKERS, HeadSize
+from polydraft.training.heads.makers import MAKERS
+from polydraft.training.heads.new_heads import LOSSES, HeadSize
 from polydraft.training.heads.shards import WritingPlan
 from polydraft.training.pair import (
     PairRecipe,

@@ -20,8 +20,8 @@ from polydraft.drafters.heads.walks.speculators import MlpSpeculator
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.schemes import IID
-from polydraft.training.heads.last_state_training import WalkTraining
-from polydraft.training.heads.row_losses import TargetEnds, soft_cross_entropy
+from polydraft.training.heads.losses.last_state_training import WalkTraining
+from polydraft.training.heads.losses.row_losses import TargetEnds, soft_cross_entropy
 from polydraft.trees import BestFirst, Chain, Frontier, Widths
 from polydraft.verifiers import BottomUp, Optimal
 

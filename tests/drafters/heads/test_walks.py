@@ -20,8 +20,8 @@ from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.errors import CheckpointError
 from polydraft.models import HuggingFaceModel
 from polydraft.reading import Reader, Text
-from polydraft.training.heads.last_state_training import WalkTraining
-from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.losses.last_state_training import WalkTraining
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.trees import BestFirst, Chain, Frontier, TreePolicy, Widths
 
 VOCAB, WIDTH, ROWS = 24, 16, [[3, 1, 4, 1, 5], [9, 2, 6], [5]]

@@ -25,8 +25,9 @@ from polydraft.errors import InvalidParameter, hint
 from polydraft.models import HuggingFaceModel, Layer, load_draft, module_of
 from polydraft.models.anatomy import check_layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
-from polydraft.training.heads.new_heads import MAKERS, OFFICIAL, HeadSize, NewHead, usual_reads
-from polydraft.training.heads.row_losses import TargetEnds
+from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.makers import MAKERS
+from polydraft.training.heads.new_heads import OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.shards import Shards, WritingPlan, WrittenShards, check_size, most_written, write_shards
 
 

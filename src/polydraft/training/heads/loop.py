@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.row_losses import HeadTraining
+from polydraft.training.heads.losses.row_losses import HeadTraining
 from polydraft.training.muon import Muon
 
 

@@ -23,8 +23,8 @@ from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.eagles import PUBLISHED, ROW_LOSSES, EagleLoss, PairTraining, kept_behind
-from polydraft.training.heads.row_losses import HeadBatch, TargetEnds, agreement, smooth_l1, weighted
+from polydraft.training.heads.losses.eagles import PUBLISHED, ROW_LOSSES, EagleLoss, PairTraining, kept_behind
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, agreement, smooth_l1, weighted
 
 HEAT = 0.95
 """The temperature at which Falcon's rows are compared."""

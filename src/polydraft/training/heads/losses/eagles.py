@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import EagleHead, PairHead
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
     TargetEnds,

@@ -21,8 +21,8 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, module_of, tokenizer_of
 from polydraft.models.checkpoints.silence import held_back
 from polydraft.models.checks.layout import context_of
-from polydraft.training.heads.last_state_training import RowLoss
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.last_state_training import RowLoss
+from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
     TargetEnds,

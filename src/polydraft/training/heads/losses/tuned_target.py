@@ -28,8 +28,8 @@ from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.errors import CheckpointError, UnsupportedModel
 from polydraft.models import LanguageModel, tokenizer_of
 from polydraft.models.checkpoints.silence import held_back
-from polydraft.training.heads.last_state_training import MedusaTraining, RowLoss
-from polydraft.training.heads.row_losses import HeadBatch, TargetEnds, soft_cross_entropy, weighted
+from polydraft.training.heads.losses.last_state_training import MedusaTraining, RowLoss
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, soft_cross_entropy, weighted
 
 RANK, ALPHA, DROPOUT = 32, 16, 0.05
 """Of adapters, as Medusa's authors have them."""

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from polydraft.drafters.rider_drafter import riders_behind
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import HuggingFaceModel
-from polydraft.training.heads.last_state_training import RowLoss, asked_for
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.last_state_training import RowLoss, asked_for
+from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
     TargetEnds,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.paths import FilledBlock
-from polydraft.training.heads.block_training import BlockLoss, BlockRows, BlockTraining, forced
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.block_training import BlockLoss, BlockRows, BlockTraining, forced
+from polydraft.training.heads.losses.row_losses import (
     TargetEnds,
     cross_entropy,
     decaying,

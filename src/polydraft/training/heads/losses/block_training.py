@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import BoundEnds
 from polydraft.drafters.heads.paths import FilledBlock, Place
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
     TargetEnds,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.row_losses import (
+from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
     TargetEnds,

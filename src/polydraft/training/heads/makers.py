@@ -1,0 +1,418 @@
+"""How a head of each kind is made for a target: one function for each, and one line in the table."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from polydraft.drafters import (
+    HeadDrafter,
+    ParallelDrafter,
+    RiderDrafter,
+    write_block,
+    write_eagle,
+    write_falcon,
+    write_hydra,
+    write_medusa,
+    write_mlp,
+    write_mtp,
+    write_pass,
+    write_redrafter,
+)
+from polydraft.drafters.heads.block_head import BlockHead, BlockShape
+from polydraft.drafters.heads.drafter import HeadEnds
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
+from polydraft.drafters.heads.falcon import FalconHead
+from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
+from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
+from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.drafters.heads.parallel_eagle import DRAFTS as SLOTS
+from polydraft.drafters.heads.parallel_eagle import MOST_DRAFTS as MOST_SLOTS
+from polydraft.drafters.heads.parallel_eagle import ParallelEagle
+from polydraft.drafters.heads.paths import Markov, Mixing, PathTerm
+from polydraft.drafters.heads.walks.hydra import Hydra
+from polydraft.drafters.heads.walks.redrafter import RecurrentHead
+from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
+from polydraft.drafters.heads.xpress import XPress
+from polydraft.drafters.parallel import DEPTH
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, Layer
+from polydraft.training.heads.losses.block_training import BlockTraining
+from polydraft.training.heads.losses.eagles import (
+    ROW_LOSSES,
+    Eagle1Training,
+    Eagle3Training,
+    EagleLoss,
+    MtpTraining,
+    own_rows,
+)
+from polydraft.training.heads.losses.last_state_training import MedusaTraining, WalkTraining, new_heads
+from polydraft.training.heads.losses.masked_training import PardTraining, begun_with, new_draft_model, write_pard
+from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
+from polydraft.training.heads.losses.rider_training import PassTraining
+from polydraft.training.heads.losses.row_losses import (
+    TargetEnds,
+    soft_cross_entropy,
+)
+from polydraft.training.heads.losses.slot_training import FalconTraining, ParallelTraining
+from polydraft.training.heads.losses.tuned_target import AdaptedTarget, Drift, TunedMedusa, write_tuned
+from polydraft.training.heads.new_heads import (
+    ANCHORS,
+    BLOCK_LOSSES,
+    DEEPSPEC,
+    DRAFTS,
+    HASS_LOSSES,
+    MEDUSA_LOSSES,
+    MOST_BLOCKS,
+    MOST_DEPTHS,
+    OFFICIAL,
+    PASSES,
+    PLACES,
+    RANK,
+    SPECULATORS,
+    TERMS,
+    VLLM,
+    XPRESS_LOSSES,
+    HeadMaker,
+    HeadSize,
+    NewHead,
+    anatomy_for,
+)
+
+
+def _medusa(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = [*start.heads] if isinstance(start, MedusaHeads) else []
+    layers = size.layers or (len(cast(MedusaHead, given[0]).blocks) if given else 1)
+    heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers)
+    drafter = HeadDrafter(heads, heads.ends())
+
+    row_loss = MEDUSA_LOSSES[size.loss]
+    return NewHead(MedusaTraining(heads, ends, row_loss=row_loss, places=PLACES), drafter, write_medusa)
+
+
+def _medusa_2(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = [*start.heads] if isinstance(start, MedusaHeads) else []
+    layers = size.layers or (len(cast(MedusaHead, given[0]).blocks) if given else 1)
+    heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers, own_rows=True)
+    adapted = AdaptedTarget(target)
+    training = TunedMedusa(heads, ends, adapted, MEDUSA_LOSSES[size.loss], PLACES)
+    told = lambda texts: str(Drift.of(target, adapted.merged(), texts))  # noqa: E731
+    return NewHead(training, HeadDrafter(heads, heads.ends()), partial(write_tuned, adapted), told)
+
+
+def _eagle_1(
+    learnt: int,
+    losses: Mapping[str, EagleLoss],
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
+) -> NewHead:
+    if isinstance(start, Eagle1Head):
+        head = Eagle1Head(
+            start.anatomy, size.layers or start.depth, bias=start.fc.bias is not None, normed=start.normed
+        )
+    else:
+        head = Eagle1Head(anatomy_for(target, size), size.layers or 1)
+    own, passes = HeadEnds(tokens=ends.tokens), size.drafts or DRAFTS
+    training = Eagle1Training(head, ends, passes, losses[size.loss], own, min(learnt, passes))
+    return NewHead(training, HeadDrafter(head, own), write_eagle)
+
+
+def _falcon(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start if isinstance(start, FalconHead) else FalconHead(anatomy_for(target, size))
+    bias, layers = given.lstm.bias, size.layers or given.depth
+    head = FalconHead(given.anatomy, given.block, layers, bias=bias, recurs=given.recurs)
+    own = HeadEnds(tokens=ends.tokens)
+    return NewHead(FalconTraining(head, ends, size.drafts or DRAFTS, ends=own), HeadDrafter(head, own), write_falcon)
+
+
+def _p_eagle(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, ParallelEagle) else None
+    end = target.config.get_text_config().eos_token_id
+    mask = next(one for one in reversed(range(vocab)) if one not in (end if isinstance(end, list) else [end]))
+    anatomy, norms, layers, drafts = anatomy_for(target, size), Eagle3Norms(), 2, SLOTS
+    if given is not None:
+        anatomy, norms, mask, layers, drafts = given.anatomy, given.norms, given.mask_id, given.depth, given.drafts
+    head = ParallelEagle(anatomy, reads, width, norms, mask, size.layers or layers, size.drafts or drafts)
+    own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
+    return NewHead(ParallelTraining(head, ends, size.loss, own), HeadDrafter(head, own), write_eagle)
+
+
+def _eagle_3(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width = ends.embedding.shape[1]
+    if isinstance(start, Eagle3Head):
+        head = Eagle3Head(start.anatomy, reads, width, start.norms, size.layers or start.depth)
+    else:
+        head = Eagle3Head(anatomy_for(target, size), reads, width, layers=size.layers or 1)
+    own = HeadEnds(tokens=ends.tokens) if size.frozen_rows else own_rows(ends)
+    drafter = HeadDrafter(head, own)
+    return NewHead(Eagle3Training(head, ends, size.drafts or DRAFTS, EagleLoss(size.loss), own), drafter, write_eagle)
+
+
+def _mtp(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start.anatomy if isinstance(start, MtpHead) else None
+    head = MtpHead.plain(given or anatomy_for(target, size, normed=True))
+    own = HeadEnds(tokens=ends.tokens)
+    weights = EagleLoss(size.loss, decay=DECAY_OF_MTP)
+    return NewHead(MtpTraining(head, ends, size.drafts or PASSES, weights, own), HeadDrafter(head, own), write_mtp)
+
+
+def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
+    head = BlockHead(shape, path, path.told)
+    return _of_block(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), ends)
+
+
+def _of_block(training: BlockTraining, ends: TargetEnds) -> NewHead:
+    return NewHead(training, HeadDrafter(training.head, HeadEnds(tokens=ends.tokens)), write_block)
+
+
+def _block_shape(
+    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None
+) -> BlockShape:
+    """Return a block head's sizes: those of the head that it begins with, as deep as is asked for.
+
+    Raises:
+        InvalidParameter: another number of layers is asked for, or the head to begin with is for another target.
+    """
+    if given is None:
+        anatomy = anatomy_for(target, size, normed=True)
+        return BlockShape(anatomy, size.layers or 2, reads, width, size.drafts or DRAFTS, mask_id=None)
+    shape = given.shape
+    if size.layers not in (None, shape.layers):
+        raise InvalidParameter(
+            f"The head to begin with has {shape.layers} layers, not {size.layers}; leave layers out."
+        )
+    if {shape.target_width, shape.anatomy.width} != {width}:
+        raise InvalidParameter(
+            f"The head to begin with reads states of width {shape.target_width} and is {shape.anatomy.width} wide, and "
+            f"the target {width}: it was trained for another target."
+        )
+    return replace(shape, block=(size.drafts or shape.drafts) + (not shape.shifted))
+
+
+def _dspark(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    vocab, width = ends.embedding.shape
+    given = start if isinstance(start, BlockHead) else None
+    shape = _block_shape(target, width, reads, size, given)
+    shape = _masked(target, shape, keeps=given is not None and isinstance(given.path, Markov))
+    path = _markov(size, vocab, len(ends.rows), shape.anatomy.width, None if given is None else given.path)
+    return _block(ends, shape, path, size)
+
+
+def _masked(target: PreTrainedModel, shape: BlockShape, *, keeps: bool) -> BlockShape:
+    """Return a shape whose mask is a token, the target's end where it had an embedding of its own and keeps none.
+
+    Raises:
+        InvalidParameter: the mask is none of the target's tokens.
+    """
+    config = target.config.get_text_config()
+    if shape.mask_id is None and not keeps:
+        end = config.eos_token_id
+        shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
+    if shape.mask_id is not None and shape.mask_id >= config.vocab_size:
+        raise InvalidParameter(
+            f"The mask of the head to begin with is token {shape.mask_id}, and the target has {config.vocab_size} "
+            "tokens: it was trained for another target."
+        )
+    return shape
+
+
+def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm | None) -> PathTerm:
+    """Return DSpark's term: the one that is asked for, or else like the given one.
+
+    Raises:
+        InvalidParameter: the given one goes on, and another rank is asked for.
+    """
+    like = given if isinstance(given, Markov) else None
+    kind = Markov if like is None else type(like)
+    kind = kind if size.term is None else TERMS[size.term]
+    if like is not None and type(like) is kind:
+        _check_rank(size, like.rank)
+    rank = size.rank or (RANK if like is None else like.rank)
+    return Markov(vocab, rows, rank) if kind is Markov else kind(vocab, rows, rank, width)  # pyright: ignore[reportCallIssue]  the two others read the slot
+
+
+def _check_rank(size: HeadSize, rank: int) -> None:
+    if size.rank not in (None, rank):
+        raise InvalidParameter(f"The head to begin with has a term of rank {rank}, not {size.rank}; leave rank out.")
+
+
+def _in_place(
+    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None, kind: type
+) -> BlockShape:
+    """Return the sizes of a block head whose slots draft their own places, as those with a term of a kind do."""
+    shape = _block_shape(target, width, reads, size, given)
+    goes_on = given is not None and isinstance(given.path, kind)
+    shape = shape if goes_on else replace(shape, shifted=False, block=shape.drafts + 1)
+    return _masked(target, shape, keeps=goes_on)
+
+
+def _xpress(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, XPress) else None
+    shape = _in_place(target, width, reads, size, given, XPress)
+    if like is not None:
+        _check_rank(size, like.rank)
+        if like.slots != shape.block:
+            raise InvalidParameter(f"The head to begin with mixes {like.slots} slots, not {shape.block}.")
+    rank = size.rank or (RANK if like is None else like.rank)
+    inner = 2 * rank if like is None else like.inner
+    path = XPress(vocab, len(ends.rows), rank, shape.anatomy.width, shape.block, inner)
+    return _of_block(XPressTraining(BlockHead(shape, path), ends, ANCHORS, XPRESS_LOSSES[size.loss]), ends)
+
+
+def _lilicorr(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width, given = ends.embedding.shape[1], start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, LiLiCorr) else None
+    shape = _in_place(target, width, reads, size, given, LiLiCorr)
+    if like is not None and like.drafts != shape.drafts:
+        raise InvalidParameter(f"The head to begin with has candidates of {like.drafts} drafts, not {shape.drafts}.")
+    own = shape.anatomy
+    lattice = LatticeShape(8, own.width, 2, own.heads, 2.0, own.width, 1e-4, 8.0, own.eps)
+    path = LiLiCorr(own.width, shape.drafts, lattice if like is None else like.shape)
+    return _of_block(LatticeTraining(BlockHead(shape, path), ends, ANCHORS, LATTICE_LOSSES[size.loss]), ends)
+
+
+def _mixing(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    width = ends.embedding.shape[1]
+    given = start if isinstance(start, BlockHead) else None
+    like = given.path if given is not None and isinstance(given.path, Mixing) else None
+    shape = _block_shape(target, width, reads, size, given)
+    shape = shape if like is not None else replace(shape, mask_id=None)
+    sizes = (width, 3 * width // 2) if like is None else (like.size, cast(nn.Linear, like.mix[0]).out_features)
+    return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
+
+
+def _speculator(
+    kind: type[MlpSpeculator],
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, kind) else None
+    inner, depths = (width, DRAFTS) if given is None else (given.inner, given.depths)
+    like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
+    network = kind(width, inner, vocab, size.drafts or depths, scaled=given is None or given.scaled, **like)
+    drafter = HeadDrafter(network, HeadEnds())
+    return NewHead(WalkTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write_mlp)
+
+
+def _redrafter(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    (vocab, width), given = ends.embedding.shape, start if isinstance(start, RecurrentHead) else None
+    layers, inner = (2, None) if given is None else (len(given.blocks), given.inner)
+    depths = size.drafts or (DRAFTS if given is None else given.depths)
+    recurrent = given is None or given.recurrent
+    network = RecurrentHead(width, size.layers or layers, vocab, inner, recurrent=recurrent, depths=depths)
+    if network.inner == 2 * width:
+        with torch.no_grad():  # what the target makes of h alone is a beginning
+            network.lm_head.weight.copy_(nn.functional.pad(ends.rows, (0, width)))
+    return NewHead(
+        WalkTraining(network, ends, MEDUSA_LOSSES[size.loss]), HeadDrafter(network, HeadEnds()), write_redrafter
+    )
+
+
+def _hydra(
+    prefixed: bool,
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
+) -> NewHead:
+    width, given = ends.embedding.shape[1], start if isinstance(start, Hydra) else None
+    if given is not None and (given.prefix is not None) != prefixed:
+        has = "has the layer of Hydra++" if given.prefix is not None else "has no layer before its heads"
+        raise InvalidParameter(f"The head to begin with {has}; train head hydra{'' if prefixed else '++'}.")
+    depths, layers = size.drafts or DRAFTS, size.layers or (4 if prefixed else 1)
+    if given is not None:
+        depths, layers = size.drafts or given.depths, size.layers or given.layers
+    anatomy = (anatomy_for(target, size) if prefixed else None) if given is None else given.anatomy
+    network = Hydra(width, depths, layers, None if given is None else given.vocab_size, anatomy)
+    loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
+    return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds()), write_hydra)
+
+
+def _pard(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    if start is None:
+        model = new_draft_model(target, ends, anatomy_for(target, size), size.layers or 2)
+    else:
+        model = begun_with(start, len(ends.embedding), size.layers)
+    drafter = ParallelDrafter(HuggingFaceModel(model, fused=False), model.config.pard_token)
+    training = PardTraining(model, ends, drafter.mask_id, size.drafts or DEPTH, MEDUSA_LOSSES[size.loss])
+    return NewHead(training, drafter, write_pard)
+
+
+def _pass(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start.num_embeddings if isinstance(start, nn.Embedding) else DRAFTS
+    lookahead = nn.Embedding(size.drafts or given, ends.embedding.shape[1], device=ends.embedding.device)
+    with torch.no_grad():  # near the tokens' own; equal ones would differ by their places alone
+        lookahead.weight.mul_(ends.embedding.std()).add_(ends.embedding.mean(0))
+    training = PassTraining(lookahead, target, ends, MEDUSA_LOSSES[size.loss], RIDER_PLACES)
+    return NewHead(training, RiderDrafter(lookahead=lookahead), write_pass)
+
+
+_walk = partial(
+    HeadMaker,
+    other_forms=(),
+    fewer=(),
+    losses=(*MEDUSA_LOSSES,),
+    most_drafts=MOST_DEPTHS,
+    most_layers=MOST_BLOCKS,
+)
+_of_layers = partial(HeadMaker, reads_layers=True)
+MAKERS: Mapping[str, HeadMaker] = {
+    "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
+    "medusa-2": HeadMaker(_medusa_2, (), fewer=(), losses=(*MEDUSA_LOSSES,), path=False, tunes=True),
+    "mlp": _walk(partial(_speculator, MlpSpeculator), most_layers=0),
+    "arctic-lstm": _walk(partial(_speculator, LstmSpeculator), most_layers=0),
+    "redrafter": _walk(_redrafter),
+    "hydra": _walk(partial(_hydra, False)),
+    "hydra++": _walk(partial(_hydra, True)),
+    "pass": _walk(_pass, most_drafts=None, most_layers=0, path=False),
+    "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
+    "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
+    "eagle-3": _of_layers(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
+    "p-eagle": _of_layers(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
+    "falcon": HeadMaker(_falcon, (), fewer=(), losses=("published",)),
+    "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
+    "dspark": _of_layers(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
+    "xpress": _of_layers(_xpress, ranked=True),
+    "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
+    "mixing": _of_layers(_mixing, ()),
+    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True, path=False),
+}
+"""Every kind by its word; the rows of a mixing block head know the whole drafted path."""
