@@ -23,24 +23,24 @@ from polydraft.drafters.contract import (
 )
 from polydraft.drafters.draft_kinds import MASKED, drafter_of
 from polydraft.drafters.ensemble import EnsembleDrafter
-from polydraft.drafters.heads import (
-    HeadDrafter,
-    HeadEnds,
-    HeadNetwork,
-    TreePass,
+from polydraft.drafters.heads import HeadDrafter, HeadEnds, HeadNetwork, TreePass
+from polydraft.drafters.heads.formats import (
     has_head_inside,
+    has_modules,
     is_head,
     load_head,
+    load_modules,
+    own_riders,
     write_block,
     write_eagle,
     write_falcon,
     write_hydra,
     write_medusa,
     write_mlp,
+    write_mtp,
+    write_pass,
     write_redrafter,
 )
-from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
-from polydraft.drafters.heads.formats.rider_folders import own_riders, write_pass
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter

@@ -18,8 +18,8 @@ import polydraft
 from polydraft.drafters import HeadDrafter, is_head, load_head, write_block
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
-from polydraft.drafters.heads.formats.block_reading import LAYERS
-from polydraft.drafters.heads.formats.block_writing import block_tensors
+from polydraft.drafters.heads.formats.blocks.block_reading import LAYERS
+from polydraft.drafters.heads.formats.blocks.block_writing import block_tensors
 from polydraft.drafters.heads.formats.folder_fields import DEFAULTS, Fields
 from polydraft.drafters.heads.sublayers import Rotation
 from polydraft.errors import CheckpointError, TargetMismatch, VocabularyMismatch

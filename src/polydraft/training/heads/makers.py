@@ -63,6 +63,7 @@ from polydraft.training.heads.losses.tuned_target import AdaptedTarget, Drift, T
 from polydraft.training.heads.new_heads import (
     ANCHORS,
     BLOCK_LOSSES,
+    DECAY_OF_MTP,
     DEEPSPEC,
     DRAFTS,
     HASS_LOSSES,
@@ -73,6 +74,7 @@ from polydraft.training.heads.new_heads import (
     PASSES,
     PLACES,
     RANK,
+    RIDER_PLACES,
     SPECULATORS,
     TERMS,
     VLLM,

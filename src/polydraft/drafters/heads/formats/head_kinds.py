@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from polydraft.drafters.contract import Drafter, owned_networks
-from polydraft.drafters.heads.formats.block_reading import holds_block, is_block, read_block
+from polydraft.drafters.heads.formats.blocks.block_reading import holds_block, is_block, read_block
 from polydraft.drafters.heads.formats.eagle_folders import (
     holds_eagle,
     holds_parallel,

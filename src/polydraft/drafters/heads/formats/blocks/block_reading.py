@@ -18,6 +18,12 @@ from torch import nn
 
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
+from polydraft.drafters.heads.formats.blocks.path_term_folders import (
+    holds_lilicorr,
+    holds_xpress,
+    read_lilicorr,
+    read_xpress,
+)
 from polydraft.drafters.heads.formats.folder_fields import (
     DEFAULTS,
     Fields,
@@ -26,12 +32,6 @@ from polydraft.drafters.heads.formats.folder_fields import (
     classes_of,
     draft_tokens,
     target_tokens,
-)
-from polydraft.drafters.heads.formats.path_term_folders import (
-    holds_lilicorr,
-    holds_xpress,
-    read_lilicorr,
-    read_xpress,
 )
 from polydraft.drafters.heads.paths import Domino, GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov, Selector
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation

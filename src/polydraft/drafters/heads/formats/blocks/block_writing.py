@@ -13,21 +13,21 @@ from torch import Tensor
 
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.formats.block_reading import backbone_of
-from polydraft.drafters.heads.formats.folder_fields import (
-    embeddings_of,
-    output_rows_of,
-    sizes_of,
-    speculator,
-    write_head,
-)
-from polydraft.drafters.heads.formats.path_term_folders import (
+from polydraft.drafters.heads.formats.blocks.block_reading import backbone_of
+from polydraft.drafters.heads.formats.blocks.path_term_folders import (
     LATTICE,
     REFINER,
     lilicorr_settings,
     released_name,
     speculators_xpress,
     xpress_settings,
+)
+from polydraft.drafters.heads.formats.folder_fields import (
+    embeddings_of,
+    output_rows_of,
+    sizes_of,
+    speculator,
+    write_head,
 )
 from polydraft.drafters.heads.lilicorr import LiLiCorr
 from polydraft.drafters.heads.paths import Domino, GatedMarkov, Markov, Mixing, PathTerm, RecurrentMarkov, Selector
