@@ -52,6 +52,7 @@ def test_three_hundred_bad_calls(seed: int) -> None:
         ({"stopping_criteria": ["stop"]}, "stopping_criteria must be criteria"),
     ],
 )
+@pytest.mark.wrong_types
 def test_what_is_almost_an_argument_is_refused(given: dict[str, object], told: str) -> None:
     target = tiny_model(seed=1)
     with pytest.raises(InvalidParameter, match=told):

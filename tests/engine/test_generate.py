@@ -93,6 +93,7 @@ class TestAsCustomGenerate:
 
     @pytest.mark.parametrize("together", [{}, {"return_dict_in_generate": True}, {"num_return_sequences": 2}])
     @pytest.mark.parametrize("pads", [True, False])
+    @pytest.mark.wrong_types
     def test_a_pipeline_with_a_list_of_prompts(self, pads: bool, together: dict[str, Any]) -> None:
         """Without a padding token prompts go one by one, as with Hugging Face, who refuses a batch of them."""
         tokenizer = tiny_tokenizer()

@@ -191,7 +191,8 @@ def joined(drafts: list[Draft]) -> Draft:
         torch.cat([one.valid for one in tree]),
     )
     parts = {name: torch.cat([getattr(one, name) for one in drafts]) for name in ("atoms", "shortlist", "probs")}
-    return replace(drafts[0], tree=alone, scored=None, **parts)
+    sound = torch.cat([torch.ones(1, dtype=torch.bool) if one.sound is None else one.sound for one in drafts])
+    return replace(drafts[0], tree=alone, scored=None, sound=sound, **parts)
 
 
 def world_of(scheme: Scheme) -> Breaking:

@@ -337,6 +337,7 @@ def test_compiled_code_is_traced_in_one_piece_and_does_not_fold(inside: bool) ->
     torch.testing.assert_close(found, usual, rtol=0, atol=1e-12 * float(usual.abs().max()))
 
 
+@pytest.mark.wrong_types
 def test_compiled_passes_score_the_same() -> None:
     model = tiny_model(seed=1, max_position_embeddings=512)
     for plain, fast in zip(scored(own(model), [5]), scored(CompiledModel(model, backend="eager"), [5]), strict=True):

@@ -212,6 +212,7 @@ def through_torch(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.long(2)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("way", [copy.deepcopy, through_pickle, through_torch])
+@pytest.mark.wrong_types
 def test_what_is_kept_with_a_model_stays_behind(way: Callable[..., PreTrainedModel], packed: bool) -> None:
     model = noted(packed)
     twin = way(model)

@@ -304,6 +304,7 @@ def test_drafters_around_it_hand_the_end_on(around: Callable[[SuffixDrafter], Dr
     assert TextStore(tmp_path / "store").texts == 3
 
 
+@pytest.mark.wrong_types
 def test_words_name_drafters_and_their_stores(tmp_path: Path) -> None:
     plain = generated(drafter="none").sequences
     written(tmp_path / "read", *(row.tolist() for row in plain))
