@@ -8,6 +8,7 @@ import torch
 from doubles import tiny_model
 from growing import DeepWorld, Silence, every_growth, written_alone
 from heads import every_head
+from sources import encoder_decoder
 from torch import Tensor
 
 import polydraft.drafters as drafters
@@ -191,7 +192,10 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         drafters.JacobiDrafter(),
         drafters.LookaheadDrafter(),
         drafters.OuroborosDrafter(model),
+        drafters.ParallelDrafter(model, 1),
         drafters.PredictedDrafter([1]),
+        drafters.RiderDrafter((1, 2)),
+        drafters.SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
         drafters.RecyclingDrafter(),
         drafters.SuffixDrafter(),
         drafters.route(),

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from polydraft.training import MAKERS, HeadSize
 from polydraft.training.heads.head_making import _is_copy
 from polydraft.training.heads.loop import measured
+from polydraft.training.heads.losses.rider_training import PassTraining
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.tuned_target import AdaptedTarget
 
@@ -77,6 +78,8 @@ def test_no_head_mixes_host_and_device_while_it_learns(kind: str, loss: str) -> 
         for one in training.modules():
             if isinstance(one, AdaptedTarget):
                 moved(one.hidden[0])
+            if isinstance(one, PassTraining):
+                moved(one.model[0])
         found = moved(training)(**there)
     assert bool(found["loss"] > 0)
 

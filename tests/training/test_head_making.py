@@ -431,7 +431,7 @@ def test_another_head_on_the_same_text_does_not_go_on_from_the_first_ones_checkp
 
 @pytest.mark.wrong_types
 def test_what_cannot_be_made_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParameter, match=r"kind medusa, mlp, arctic-lstm, .*, dspark, .*not 'lattice'"):
+    with pytest.raises(InvalidParameter, match=r"kind medusa, medusa-2, mlp, .*, dspark, .*not 'lattice'"):
         HeadPlan("lattice")
     for kind, size, said in (
         ("hydra++", HeadSize(drafts=17), "hydra.. has at most 16 drafts, but 17 are asked for"),

@@ -21,7 +21,7 @@ from polydraft.cli.printing import notes_beside
 from polydraft.cli.process import INTERRUPTED, noted_interruption, stopped
 from polydraft.errors import InvalidParameter, hint
 from polydraft.extras import TRAIN
-from polydraft.models import Pair, load, load_pair
+from polydraft.models import Pair, load
 from polydraft.options.commands.bench_options import BenchHeadsOptions
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_head
 
@@ -48,7 +48,7 @@ def run_heads(request: BenchHeadsOptions) -> int:
     settings, notes = settings_of(SpeedSettings, request), notes_beside(request)
     asked, learn = _divided(request)
     with notes.status("Loading the target ..."):
-        pair = load_pair() if request.target is None else load(request.target)
+        pair = load(request.target or "pair", None if request.target else "pair-draft", device=request.device)
     try:
         made = {name: _made(request, pair, name, kinds[0], learn, notes) for name in (*kinds, UNTRAINED)}
     except KeyboardInterrupt:

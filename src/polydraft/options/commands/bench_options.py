@@ -5,6 +5,7 @@ from pathlib import Path
 
 from polydraft.options.commands.option_groups import (
     CHAT_TEMPLATE,
+    DEVICE,
     DRAFTER,
     DRAFTING,
     EXCERPT,
@@ -148,6 +149,7 @@ class BenchHeadsOptions:
     """One call of `polydraft bench heads`; what is empty or None is as `SpeedSettings` has it, and no kinds are all."""
 
     target: str | None = TARGET.usually(None)
+    device: str = DEVICE.usually("auto")
     kinds: tuple[str, ...] = option(
         (),
         "Kind of head; may be repeated. Default: all that `polydraft train head` knows.",

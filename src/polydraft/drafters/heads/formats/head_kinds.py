@@ -1,5 +1,6 @@
 """Which kind of head a folder holds, and its drafter."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,7 +90,7 @@ def has_head_inside(name: object) -> bool:
 
     Of names that are none of folders the hub would have to be asked, and then the answer is no.
     """
-    if not isinstance(name, str | Path) or not Path(name).expanduser().is_dir():
+    if not isinstance(name, str | Path) or not os.path.isdir(os.path.expanduser(name)):
         return False
     try:
         _, config = plain_config(name)

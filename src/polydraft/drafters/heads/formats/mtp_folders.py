@@ -53,7 +53,7 @@ REFUSED: Mapping[str, str] = {
 """Families whose modules are known and not read, by what their tensors are called."""
 EXPERTS = "experts.gate_up_proj", "experts.down_proj"
 """What transformers keeps all experts of a layer in, one behind the other."""
-SCALES = "_scale_inv", "_scale", ".scales", ".qweight"
+SCALES = "scale_inv", "scale", ".scales", ".qweight"
 """How tensors' names end in checkpoints with quantised weights."""
 COPIES = "shared_head.head.weight", "embed_tokens.weight"
 """What modules of DeepSeek's kind may hold of their target's ends."""
