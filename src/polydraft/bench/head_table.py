@@ -19,7 +19,7 @@ Written by `polydraft bench heads` from the records in `docs/heads`; a test fail
 heads of a target learnt from the same text, by the same number of steps; *untrained* has the weights that it began
 with. Overlap is the mean of sum_x min(target, head) on held-out text, given the text's own tokens above a draft. A
 row's law is that of its *path*, which knows the tokens drafted above it, or of its *slot*, which is the same for all
-nodes of a depth. *Draft, passes* is what drafting takes of a step, in plain passes of the target.
+nodes of a depth. All draft chains of five. *Draft, passes* is what drafting takes of a step, in plain passes.
 """
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,17 @@ class MachineConditions:
 
 
 @dataclass(frozen=True)
+class HeadConditions:
+    """What a measured head is and learnt; `law` is what its rows know: the path, or their slot."""
+
+    parameters: int
+    tokens: int
+    seconds: float
+    overlap: tuple[float, ...]
+    law: str
+
+
+@dataclass(frozen=True)
 class SpeedConditions:
     """What stands in the first line of a file of runs; `speed_conditions` makes it."""
 
@@ -164,6 +175,7 @@ class SpeedConditions:
     chat_template: bool | None = None
     until_end: bool = False
     replay: bool = False
+    heads: dict[str, HeadConditions] = field(default_factory=dict)
 
 
 def speed_conditions(

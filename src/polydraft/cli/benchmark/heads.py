@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +13,7 @@ from polydraft.bench import USUAL, Prompt
 from polydraft.bench.head_table import HEADS, head_page, head_table
 from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.speed import SpeedResults, SpeedSettings, prompts_that_fit, speed_conditions, summarise_speed
+from polydraft.bench.speed.records import HeadConditions
 from polydraft.bench.speed.summary import overall
 from polydraft.bench.table import grouped
 from polydraft.cli.benchmark.arm_spelling import build_arms, spell_arm
@@ -27,8 +30,12 @@ from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_h
 
 EVERY = 1_000_000
 """As many prompts as there are."""
-UNTRAINED = "untrained"
-"""The last row's name: a head of the first kind with the weights that it began with."""
+EMBEDDED, UNTRAINED = "embedded pair", "untrained"
+"""What the pair that ships is called, and the last row: a head of the first kind with its first weights."""
+ALL = tuple(kind for kind, maker in MAKERS.items() if not maker.tunes)
+"""The kinds that are measured unless some are named: those that leave the target as it is."""
+TREE = "chain:5"
+"""What every arm drafts, so that heads are compared alone and at equal depth."""
 MADE = "made.json"
 """What was learnt, in each head's folder."""
 
@@ -41,7 +48,7 @@ def run_heads(request: BenchHeadsOptions) -> int:
         MissingExtra: accelerate cannot be used.
     """
     TRAIN.check()
-    kinds = request.kinds or tuple(MAKERS)
+    kinds = request.kinds or ALL
     for kind in kinds:
         if kind not in MAKERS:
             raise InvalidParameter(f"A head is of the kind {', '.join(MAKERS)}, not {kind!r}{hint(kind, MAKERS)}.")
@@ -53,10 +60,13 @@ def run_heads(request: BenchHeadsOptions) -> int:
         made = {name: _made(request, pair, name, kinds[0], learn, notes) for name in (*kinds, UNTRAINED)}
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from where it was, in {request.work}")
-    arms = ["plain", *(["name=draft-model drafter=model"] if pair.draft is not None else [])]
-    arms += [f"name={name} drafter=model draft={one['folder']}" for name, one in made.items()]
+    arms = ["plain", *([f"name=draft-model drafter=model tree={TREE}"] if pair.draft is not None else [])]
+    arms += [f"name={name} drafter=model draft={_folder(request, name)} tree={TREE}" for name in made]
     built = build_arms(pair, [spell_arm(arm) for arm in arms], settings)
-    fit, names = prompts_that_fit(pair, asked, settings), (request.target or "embedded pair", None)
+    fit, names = (
+        prompts_that_fit(pair, asked, settings),
+        (request.target or EMBEDDED, None if request.target else EMBEDDED),
+    )
     conditions = {**speed_conditions(pair, built, settings, names, request.chat_template), HEADS: made}
     results = SpeedResults(conditions, request.out)
     interrupted = measure_all(pair, built, fit, settings, results, notes)
@@ -86,18 +96,29 @@ def _made(
     """Return what a head learnt, which is trained if it is not there."""
     rate = {"steps": 1, "matrix_rate": 0.0, "other_rate": 0.0} if name == UNTRAINED else {"steps": request.steps}
     kind = first if name == UNTRAINED else name
-    rows = request.rows if "official" in MAKERS[kind].fewer else None
+    rows = _rows(request, kind)
     plan = HeadPlan(kind, writing=WritingPlan(tokens=request.tokens), recipe=HeadRecipe(**rate), rows=rows)
-    folder = request.work / HEADS / f"{name}-{request.tokens}-{request.steps}-{rows or 'all'}"
+    folder = _folder(request, name)
     if not (folder / MADE).is_file():
         notes.print(f"{name}: {request.steps} steps.", soft_wrap=True)
         prompts = plan.writing.fitting([encode(pair, one)[0] for one in learn])
         noting = partial(noted_interruption, "this step")
         head = make_head(pair.target, prompts, request.work, folder, plan, noting)
         law = "path" if MAKERS[kind].path else "slot"
-        found = {**head.as_dict(), **head.as_dict()["drafting"], "law": law, "folder": str(folder)}
-        (folder / MADE).write_text(json.dumps(found))
+        found = HeadConditions(head.parameters, head.tokens, head.seconds, head.drafting.overlap, law)
+        (folder / MADE).write_text(json.dumps(asdict(found)))
     return json.loads((folder / MADE).read_text())
+
+
+def _rows(request: BenchHeadsOptions, kind: str) -> int | None:
+    """Return how many tokens a kind of head is to draft; None for all, also where its folder cannot say so."""
+    return request.rows if "official" in MAKERS[kind].fewer else None
+
+
+def _folder(request: BenchHeadsOptions, name: str) -> Path:
+    """Return where a head lies that was made as is asked for."""
+    kind = (request.kinds or ALL)[0] if name == UNTRAINED else name
+    return request.work / HEADS / f"{name}-{kind}-{request.tokens}-{request.steps}-{_rows(request, kind) or 'all'}"
 
 
 def _shown(request: BenchHeadsOptions, results: SpeedResults, *, interrupted: bool) -> None:

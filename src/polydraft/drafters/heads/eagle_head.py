@@ -171,7 +171,8 @@ class PairHead(HeadNetwork):
             columns = torch.arange(max(end - size, 0), end, device=device)
             slots = roots + 1 + self.ahead - width + columns
             slots = slots.where(slots >= starts, -1)
-            before = (slots - 1).clamp_min(0).unsqueeze(-1).expand(-1, -1, memory.states.shape[-1])
+            before = (slots - 1).clamp(0, memory.states.shape[1] - 1).unsqueeze(-1)
+            before = before.expand(-1, -1, memory.states.shape[-1])
             there = (slots >= 1) & (slots <= known)
             hidden = memory.states.gather(1, before).where(there.unsqueeze(-1), 0)
             tokens = text.tokens.gather(1, slots.clamp(0, text.tokens.shape[1] - 1)).where(slots >= 0, 0)

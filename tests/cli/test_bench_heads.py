@@ -1,0 +1,82 @@
+"""`polydraft bench heads`: every kind is trained once, measured beside plain decoding, and shown in one table."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polydraft.bench.head_table import head_page
+from polydraft.cli.benchmark import heads
+from polydraft.cli.benchmark.heads import run_heads
+from polydraft.errors import InvalidParameter
+from polydraft.models import embedded_head
+from polydraft.options.commands.bench_options import BenchHeadsOptions
+from polydraft.training import Drafting, HeadPlan, MadeHead
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[HeadPlan]:
+    """Let heads be trained at once: each is the one that ships. What was asked for is noted."""
+    plans = list[HeadPlan]()
+
+    def made(target: Any, prompts: Any, work: Path, out: Path, plan: HeadPlan, noting: Any) -> MadeHead:
+        assert len(prompts) > 20, "those that are measured are not among them"
+        plans.append(plan)
+        shutil.copytree(embedded_head(), out)
+        return MadeHead(out, Drafting((0.5, 0.25), 1.625), 2_000_000, 12_345, 67.0)
+
+    monkeypatch.setattr(heads, "make_head", made)
+    return plans
+
+
+def asked(folder: Path, **given: Any) -> BenchHeadsOptions:
+    short = {"kinds": ("mixing", "medusa"), "limit": 1, "max_new_tokens": 4, "device": "cpu", **given}
+    return BenchHeadsOptions(work=folder / "work", out=folder / "pair.jsonl", **short)
+
+
+def test_heads_are_trained_once_measured_and_shown(
+    trained: list[HeadPlan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_heads(asked(tmp_path)) == 0
+    assert [plan.kind for plan in trained] == ["mixing", "medusa", "mixing"]
+    assert [plan.recipe.matrix_rate for plan in trained][2] == 0.0, "untrained"
+    page, shown = (tmp_path / "table.md").read_text(), capsys.readouterr().out
+    assert page == head_page([tmp_path / "pair.jsonl"])
+    for name in ("draft-model", "mixing", "medusa", "untrained"):
+        assert f"| {name} |" in page and name in shown
+    assert "| 2.00 | 67 | 12,345 | 0.50 0.25 | path |" in page and "| 0.50 0.25 | slot |" in page
+    assert run_heads(asked(tmp_path)) == 0 and len(trained) == 3, "nothing is trained or measured twice"
+    assert page == (tmp_path / "table.md").read_text()
+
+
+def test_lines_for_machines_have_what_was_learnt(
+    trained: list[HeadPlan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_heads(asked(tmp_path, kinds=("mixing",), as_json=True)) == 0
+    first, *rest = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["heads"]["mixing"]["tokens"] == 12_345
+    assert {row["arm"] for row in rest if row["kind"] == "run"} == {"plain", "draft-model", "mixing", "untrained"}
+    assert not (tmp_path / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kinds": ("mixin",)}, "not 'mixin' .did you mean mixing"),
+        ({"limit": 1_000_000}, "none is left to learn behind; lower --limit, or name others by --learn"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_first(
+    trained: list[HeadPlan], tmp_path: Path, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        run_heads(asked(tmp_path, **given))
+    assert not trained
+
+
+def test_the_table_is_that_of_the_records() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "heads"
+    records = sorted(folder.glob("*.jsonl"))
+    assert records and (folder / "table.md").read_text() == head_page(records)
