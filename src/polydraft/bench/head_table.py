@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.speed import PLAIN, ArmResult, read_speed_results, summarise_speed, typical_load
+from polydraft.bench.speed import PLAIN, ArmResult, read_speed_results, summarise_speed
 from polydraft.bench.speed.page import NOTHING, conditions_in_words, interval
 from polydraft.bench.speed.summary import overall
 from polydraft.bench.table import Table
@@ -37,9 +37,6 @@ def _section(path: Path) -> str:
     results = overall(summarise_speed(records, list(conditions["arms"]), conditions["seed"]))
     table = head_table(conditions[HEADS], results, conditions["target"]["name"])
     said = conditions_in_words(conditions, records)
-    load = typical_load(records)
-    if load is not None:
-        said.append(f"Programs' threads that wanted to run: {load:.1f} (median).")
     return "\n\n".join(
         [f"## {conditions['target']['name']}", table.as_markdown(), "\n".join(f"* {one}" for one in said)]
     )
