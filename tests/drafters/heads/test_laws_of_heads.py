@@ -174,6 +174,23 @@ def test_spaces_own_rule_is_biased(kind: str) -> None:
     assert rider_distance(kind, TopDown(DrawsFromTheTarget()), Chain(2), 2) > 0.01
 
 
+class LikeliestAsDrawn(IID):
+    """ReDrafter's sampling mode: the beam's tokens are the likeliest ones, and are compared as if they were drawn."""
+
+    def sample(self, rows: Tensor, counts: Tensor, uniforms: Tensor, k: int) -> Tensor:
+        likeliest = rows.topk(k).indices
+        return likeliest.where(torch.arange(k) < counts.unsqueeze(-1), -1)
+
+
+def test_redrafters_own_rule_is_biased() -> None:
+    target, head = Seen(3), TOY_HEADS["ReDrafter"](3)
+    given: Any = (target, head)
+    wrong, _ = law_of(*given, TopDown(SpeculativeSampling(LikeliestAsDrawn())), Chain(2), [PROMPT], 3, steps=1)
+    right, _ = law_of(*given, TopDown(SpeculativeSampling()), Chain(2), [PROMPT], 3, steps=1)
+    assert distance(right, target.texts(PROMPT, 3)) < 1e-12
+    assert distance(wrong, target.texts(PROMPT, 3)) > 1e-3
+
+
 @pytest.mark.parametrize("head", every_head())
 def test_shared_noise_writes_the_text_of_its_seed_whatever_a_head_drafts(head: str) -> None:
     """The text is a function of seed and target, and without drafts it is a draw of the target's."""
