@@ -285,6 +285,18 @@ def test_lookups_may_go_before_riders() -> None:
             assert torch.equal(found.sequences, plain.sequences)
 
 
+def test_riders_that_turn_into_no_numbers_cost_no_text() -> None:
+    """Their keys spoil the root beside them, also where the tree is the root alone."""
+    model, prompt = tiny_model(vocab=VOCAB), torch.tensor([[3, 1, 4]])
+    plain = polydraft.generate(model, prompt, drafter="none", max_new_tokens=8, temperature=0.0)
+    drafter = RiderDrafter(lookahead=embeddings())
+    assert drafter.lookahead is not None
+    drafter.lookahead.weight.data.fill_(torch.nan)
+    with pytest.warns(RuntimeWarning, match="the rest is decoded without drafts"):
+        found = polydraft.generate(model, prompt, drafter=drafter, max_new_tokens=8, temperature=0.0)
+    assert found.sequences.equal(plain.sequences)
+
+
 def test_a_row_without_a_law_goes_on_without_drafts_and_the_others_keep_theirs() -> None:
     target, drafter = HuggingFaceModel(tiny_model(vocab=VOCAB)), MAKERS["PaSS"]()
     loop, whole = (begun(target, drafter, Chain(3), GREEDY, ROWS) for _ in range(2))

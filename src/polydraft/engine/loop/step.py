@@ -83,7 +83,8 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
         scored, reader = batch.reader.score(text, tree, beside(pieces, tree, vocab))
     target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock)
     lost = [row for row in sorted(batch.going) if not told[row].usable] if batch.reader.model.facts.branches else []
-    if lost and tree.tokens.shape[1] > 1:  # drafts whose keys are no numbers spoil what does not even see them
+    beside_root = tree.tokens.shape[1] > 1 or scored.riders is not None
+    if lost and beside_root:  # drafts whose keys are no numbers spoil what does not even see them
         scored = _with_plain_roots(batch, scored, lost)
         target, again, _ = _verified(batch, drafts, tree, scored, fresh, clock)
         others = [row for row in range(len(batch)) if row not in lost]  # whose numbers were drawn before
