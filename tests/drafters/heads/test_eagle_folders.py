@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from polydraft.drafters import load_head
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
+from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.formats.eagle_folders import is_eagle, read_eagle, write_eagle
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, InvalidParameter
@@ -127,7 +128,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
         {**tensors_of({**without_fc(THIRD), **under("layers.0.", PAIRS)}), **vocabulary()},
     ),
     "specforge, raw": (
-        {**LLAMA, "draft_vocab_size": 14, IDS: [2, 1, 3], "norm_output": False, "recycle": "raw", "qkv_bias": False},
+        {**LLAMA, "draft_vocab_size": 14, IDS: [2, 1, 3], "norm_output": False, "recycle": "bare", "qkv_bias": False},
         {**tensors_of({**THIRD, **under("midlayer.", PAIRS)}), **vocabulary()},
     ),
     "speculators, eagle": (
@@ -253,8 +254,12 @@ DAMAGED: list[tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], Any], str
         lambda c, t: (c.update(fc_norm=True), t.update(tensors_of(SOURCES))),
         "fc_norm is True; norm_before_fc is true as well, and a head has one of the two",
     ),
-    ("eagle 3", lambda c, t: c.update(recycle="both"), "recycle is 'both'; it must be raw or normed"),
+    ("eagle 3", lambda c, t: c.update(recycle="both"), "recycle is 'both'; it must be raw, normed or bare"),
     ("eagle", lambda c, t: c.update(recycle="raw"), "recycle is 'raw'; EAGLE-1's heads recycle"),
+    ("eagle 3", lambda c, t: c.update(norm_output="false"), "norm_output is 'false'; it must be true or false"),
+    ("eagle 3", lambda c, t: c.update(norm_before_residual=1), "norm_before_residual is 1; it must be true or false"),
+    ("eagle", lambda c, t: c.update(bias="no"), "bias is 'no'; it must be true or false"),
+    ("eagle", lambda c, t: c.update(logit_scale=0), "logit_scale is 0; it must be a number above 0"),
     ("eagle 3", lambda c, t: c.update(qkv_bias=True), "qkv_bias is True; its tensors hold no biases of queries"),
     (
         "eagle",
@@ -337,7 +342,9 @@ def norms_read(folder: Path, recycle: str | None) -> tuple[bool, bool]:
         (False, None, (False, True)),
         (None, "raw", (False, True)),
         (True, "raw", (False, True)),
-        (False, "raw", (False, False)),
+        (False, "raw", (False, True)),
+        (True, "bare", (False, False)),
+        (False, "bare", (False, False)),
         (None, "normed", (True, True)),
         (True, "normed", (True, True)),
     ],
@@ -360,6 +367,8 @@ def test_only_heads_that_recycle_states_are_told_which(tmp_path: Path) -> None:
     load_head(tmp_path)
     with pytest.raises(CheckpointError, match="holds a Medusa head, and only EAGLE-3's recycle states"):
         load_head(tmp_path, recycle="raw")
+    with pytest.raises(InvalidParameter, match="recycle must be one of raw, normed, bare, but is 'both'"):
+        load_head(tmp_path, recycle="both")
 
 
 def test_layers_that_nobody_names_need_the_targets_depth(tmp_path: Path) -> None:
@@ -416,3 +425,25 @@ def test_folders_of_the_first_kind_hold_no_heads_of_fewer_tokens(target: PreTrai
     with pytest.raises(InvalidParameter, match="hold heads of all tokens of a target, and this drafts 14"):
         write_eagle(drafter, tmp_path / "head", HuggingFaceModel(target))
     assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize("name", ["eagle", "vllm, final"])
+def test_scaled_rows_are_read_and_written(name: str, target: PreTrainedModel, tmp_path: Path) -> None:
+    config, tensors = FOLDERS[name]
+    head = loaded(put(tmp_path / "given", {**config, "logit_scale": 3.5}, tensors))
+    assert head.ends.multiplier == 3.5
+    write_eagle(head, tmp_path / "own", HuggingFaceModel(target), dtype=torch.float32)
+    assert loaded(tmp_path / "own").ends.multiplier == 3.5
+
+
+def test_ends_that_a_form_cannot_say_are_refused(target: PreTrainedModel, tmp_path: Path) -> None:
+    head = loaded(put(tmp_path / "given", *FOLDERS["eagle"]))
+    capped = replace(head, ends=HeadEnds(head.ends.embed_tokens, softcap=2.0))
+    with pytest.raises(InvalidParameter, match=r"whose ends have a softcap of 2\.0 has no such form"):
+        write_eagle(capped, tmp_path / "own", HuggingFaceModel(target))
+    assert not (tmp_path / "own").exists()
+
+
+def test_no_head_recycles_normed_states_and_drafts_from_others() -> None:
+    with pytest.raises(InvalidParameter, match="output goes with rows"):
+        Eagle3Norms(output=True, rows=False)

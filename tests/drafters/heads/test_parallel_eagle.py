@@ -286,3 +286,13 @@ def test_a_mask_without_an_embedding_is_refused(target: PreTrainedModel) -> None
         begun(drafter, target, PROMPTS)
     with pytest.raises(InvalidParameter, match="drafts a token or more and has a mask, not 0 and 1"):
         ParallelEagle(ANATOMY, (1,), WIDTH, Eagle3Norms(), 1, drafts=0)
+
+
+@pytest.mark.parametrize(("slots", "chain", "new"), [(16, 3, 6), (8, 1, 1), (64, 2, 3)])
+def test_slots_may_lie_beyond_the_room_for_a_text(slots: int, chain: int, new: int) -> None:
+    """They need no states of the target, and no text and no tree comes as far."""
+    network = ParallelEagle(ANATOMY, (2, 1, 0), WIDTH, Eagle3Norms(), 1, 1, slots).double().eval()
+    model, options = tiny_model(vocab=VOCAB), {"max_new_tokens": new, "temperature": 0.0, "eos_token_id": None}
+    plain = polydraft.generate(model, [[3, 1, 4]], drafter="none", **options)
+    found = polydraft.generate(model, [[3, 1, 4]], drafter=HeadDrafter(network, HeadEnds()), policy=chain, **options)
+    assert found.sequences.equal(plain.sequences) and not found.statistics.fallback

@@ -315,3 +315,14 @@ def test_heads_may_read_an_earlier_state(tmp_path: Path) -> None:
     plain: Any = polydraft.generate(model, ROWS[0], drafter="none", **given)
     text: Any = polydraft.generate(model, ROWS[0], drafter=drafter, **given)
     assert torch.equal(text.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize("kind", WALKS)
+def test_walks_draft_for_targets_with_recurrent_states(kind: str) -> None:
+    """Such targets take chains alone, and nothing of a walk has to be taken back with their states."""
+    model = tiny_model("qwen3_5")
+    prompts = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
+    options: dict[str, Any] = {"max_new_tokens": 16, "temperature": 0.0}
+    plain = polydraft.generate(model, prompts, drafter="none", **options)
+    found = polydraft.generate(model, prompts, drafter=walk(kind), policy=Chain(3), **options)
+    assert found.sequences.equal(plain.sequences) and found.statistics.drafted > 50

@@ -312,6 +312,9 @@ class Eagle3Norms:
         joined: whether the joined hidden states are normed together (`norm_before_fc`).
         sources: whether each of them is normed by itself (`fc_norm`).
         rows: whether output rows follow from the state behind the last norm; not so in some heads of SpecForge's.
+
+    Raises:
+        InvalidParameter: the state behind the last norm is recycled, and no row follows from it.
     """
 
     residual: bool = False
@@ -319,6 +322,10 @@ class Eagle3Norms:
     joined: bool = False
     sources: bool = False
     rows: bool = True
+
+    def __post_init__(self) -> None:
+        if self.output and not self.rows:
+            raise InvalidParameter("No head recycles normed states and drafts from others: output goes with rows.")
 
 
 class PairLayer(nn.Module):

@@ -222,6 +222,9 @@ def make_head(
     if head is not None:  # of some that can be read it is said before hours of work that they cannot be written
         with TemporaryDirectory() as nowhere:
             head.write(Path(nowhere) / "head", model, plan.form, "")
+        if head.training.shortest > plan.writing.length:
+            least, length = head.training.shortest, plan.writing.length
+            raise InvalidParameter(f"The head to begin with learns from texts of {least} tokens or more, not {length}.")
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, EagleHead
-from polydraft.drafters.heads.formats.eagle_settings import check_bias, norms_of, reads_final, refuse_other_drafts
+from polydraft.drafters.heads.formats.eagle_settings import BARE, check_bias, norms_of, reads_final, refuse_other_drafts
 from polydraft.drafters.heads.formats.folder_fields import (
     DEFAULTS,
     Fields,
@@ -144,7 +144,7 @@ def _is_third(config: Mapping[str, Any]) -> bool:
 def _first(folder: PlainFolder) -> HeadDrafter[EagleHead]:
     """Read EAGLE-1's own form, in which a missing `bias` means that there is one."""
     fields = Fields.of(folder, folder.config)
-    return _of_first(fields, Tensors.of(folder), bias=bool(fields.get("bias", True)), normed=False)
+    return _of_first(fields, Tensors.of(folder), bias=fields.flag("bias", True), normed=False)
 
 
 def _wrapped(folder: PlainFolder) -> HeadDrafter[EagleHead]:
@@ -164,7 +164,7 @@ def _old_first(folder: PlainFolder) -> HeadDrafter[EagleHead]:
         )
     fields, tensors = _fields(folder), Tensors.of(folder)
     tensors.left = {_begun_anew(name, OLD_NAMES): value for name, value in tensors.left.items()}
-    bias, normed = bool(fields.get("fusion_bias", False)), bool(fields.get("layernorms", False))
+    bias, normed = fields.flag("fusion_bias"), fields.flag("layernorms")
     return _of_first(fields, tensors, bias=bias, normed=normed)
 
 
@@ -184,7 +184,8 @@ def _of_first(fields: Fields, tensors: Tensors, *, bias: bool, normed: bool) -> 
     tensors.fill(head)
     made_for, embedding = fields.made_for(target_tokens(tensors)), tensors.embedding(anatomy.width)
     rows = tensors.output_rows(anatomy.width) if tensors.has("lm_head.weight") else None
-    return tensors.drafter(head, HeadEnds(embedding, rows), made_for)
+    ends = HeadEnds(embedding, rows, multiplier=fields.number("logit_scale", 1.0, above=0))
+    return tensors.drafter(head, ends, made_for)
 
 
 def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleHead]:
@@ -201,6 +202,8 @@ def _third(folder: PlainFolder, target_layers: int | None) -> HeadDrafter[EagleH
     target_width = fields.count("target_hidden_size", width, each=width)
     depth = fields.count("num_hidden_layers", 1, each=width)
     if is_parallel(folder.config) or tensors.has(MASK):
+        if fields.get("recycle", BARE) != BARE:
+            raise fields.wrong("recycle", fields.get("recycle"), "P-EAGLE's heads read none of their states again")
         _flatten_mask(tensors, len(reads) * target_width)
         head = ParallelEagle(anatomy, reads, target_width, norms, _mask_id(fields, tensors), depth, _drafts(fields))
     else:
@@ -376,7 +379,7 @@ def _written_third(
         "norm_before_fc": head.norms.joined,
         "fc_norm": head.norms.sources,
         "norm_output": head.norms.output,
-        **({"recycle": "raw"} if raw else {}),
+        **({"recycle": BARE} if raw else {}),
         **({} if ends.multiplier == 1 else {"logit_scale": ends.multiplier}),
     }
     named = speculator("eagle3", "Eagle3Speculator", **PROPOSAL)
@@ -407,7 +410,8 @@ def _written_first(
         tensors["embed_tokens.weight"] = embeddings_of(ends, target)
         if ends.lm_head is not None:
             tensors["lm_head.weight"] = ends.lm_head.weight
-        return {"architectures": ["LlamaForCausalLMEagle"], **sizes, "bias": bias}, tensors
+        scaled = {} if ends.multiplier == 1 else {"logit_scale": ends.multiplier}
+        return {"architectures": ["LlamaForCausalLMEagle"], **sizes, "bias": bias, **scaled}, tensors
     same = ends.embed_tokens is None or torch.equal(ends.embed_tokens.weight, embeddings_of(HeadEnds(), target))
     if head.depth > 1 or not same or ends.lm_head is not None:
         raise InvalidParameter("speculators has a form only for EAGLE-1's heads of one layer with their target's ends.")

@@ -2,8 +2,8 @@
 
 `norm_output` has had two meanings. vLLM, speculators and others: whether the states that are recycled stand behind the
 last norm; output rows always do. SpecForge before September 2026: whether output rows do; the states never. No folder
-tells which of them it means, so whoever loads it may: `"recycle": "raw"` in its configuration, or
-`load_head(recycle="raw")`, is SpecForge's older one.
+tells which of them it means, so whoever loads it may, by `"recycle"` in its configuration or `load_head(recycle=...)`:
+"raw" is what SpecForge's older true means, and "bare" what its older false means.
 
 Sources: vllm-project/vllm (`llama_eagle3.py`), sgl-project/SpecForge (`llama3_eagle.py`, pull request 879),
 vllm-project/speculators, NVIDIA/Model-Optimizer.
@@ -14,8 +14,10 @@ from polydraft.drafters.heads.formats.folder_fields import Fields, Tensors, clas
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import CheckpointError
 
-RECYCLE = ("raw", "normed")
-"""What may be recycled: the state that the last layer made, or that behind the last norm."""
+BARE = "bare"
+RECYCLE = ("raw", "normed", BARE)
+"""What may be recycled: the state that the last layer made, or that behind the last norm; or the former, from which
+output rows follow without the norm."""
 NORMS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 """The flags of norms before the projection of the target's states, and the tensors that these have."""
 PARALLEL, LATENT = "parallel_draft_heads.", "self_attn.kv_a_proj_with_mqa"
@@ -48,22 +50,22 @@ def norms_of(fields: Fields, tensors: Tensors) -> Eagle3Norms:
     Raises:
         CheckpointError: a flag and the tensors differ, two exclude each other, or `recycle` is no word for it.
     """
-    told = {name: bool(fields.get(name, False)) for name in NORMS}
+    told = {name: fields.flag(name) for name in NORMS}
     for name, tensor in NORMS.items():
         if told[name] != tensors.has(tensor):
             held = f"hold {tensor}" if tensors.has(tensor) else f"hold no {tensor}"
             raise fields.wrong(name, fields.get(name, False), f"its tensors {held}")
     if all(told.values()):
         raise fields.wrong("fc_norm", True, "norm_before_fc is true as well, and a head has one of the two")
-    recycle, output = fields.get("recycle"), fields.get("norm_output")
+    recycle, output = fields.get("recycle"), fields.flag("norm_output")
     if recycle not in (None, *RECYCLE):
-        raise fields.wrong("recycle", recycle, f"it must be {' or '.join(RECYCLE)}")
+        raise fields.wrong("recycle", recycle, f"it must be {', '.join(RECYCLE[:-1])} or {BARE}")
     return Eagle3Norms(
-        residual=bool(fields.get("norm_before_residual", False)),
-        output=bool(output) if recycle is None else recycle == "normed",
+        residual=fields.flag("norm_before_residual"),
+        output=output if recycle is None else recycle == "normed",
         joined=told["norm_before_fc"],
         sources=told["fc_norm"],
-        rows=recycle != "raw" or output is None or bool(output),
+        rows=recycle != BARE,
     )
 
 
@@ -73,7 +75,7 @@ def reads_final(fields: Fields, norms: Eagle3Norms, width: int) -> bool:
     Raises:
         CheckpointError: it has norms of what is projected, or the target another width.
     """
-    if fields.get("use_aux_hidden_state", True):
+    if fields.flag("use_aux_hidden_state", True):
         return False
     other = next((name for name, has in zip(NORMS, (norms.joined, norms.sources), strict=True) if has), None)
     if other is not None:

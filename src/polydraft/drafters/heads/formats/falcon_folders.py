@@ -48,16 +48,12 @@ def read_falcon(folder: PlainFolder, target_layers: int | None = None) -> HeadDr
     """
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder)
     anatomy = anatomy_of(fields, tensors, "layers.0.")
-    for name in ("bias", "recurs"):
-        told = fields.get(name, False)
-        if not isinstance(told, bool):
-            raise fields.wrong(name, told, "it must be true or false")
     head = FalconHead(
         anatomy,
         fields.count("k_mask", most=MOST_BLOCK),
         fields.count("num_hidden_layers", 1, each=anatomy.width),
-        bias=fields.get("bias", True),
-        recurs=fields.get("recurs", False),
+        bias=fields.flag("bias", True),
+        recurs=fields.flag("recurs"),
     )
     tensors.fill(head)
     made_for, embedding = fields.made_for(target_tokens(tensors)), tensors.embedding(anatomy.width)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, MadeFor
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
-from polydraft.errors import CheckpointError, is_number, is_whole, shown
+from polydraft.errors import CheckpointError, InvalidParameter, is_number, is_whole, shown
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
 Network = TypeVar("Network", bound=HeadNetwork)
@@ -30,6 +30,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Hugging Face's sizes of layers, by kinds of models: a table of layers need not name what it has from there."""
+SAID: Mapping[str, tuple[str, ...]] = {
+    "scale": ("input_embedding_scale",),
+    "multiplier": ("output_multiplier", "logit_scale"),
+    "softcap": ("final_logit_softcapping",),
+}
+"""What says in configurations by how much a head's ends are scaled and capped."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors, by their names in a folder."""
 
@@ -106,6 +112,17 @@ class Fields:
             raise self.wrong(name, value, "it must be a number" + ("" if above == -inf else f" above {above:g}"))
         return float(value)
 
+    def flag(self, name: str, otherwise: bool = False) -> bool:
+        """Return whether something is so; a missing value is `otherwise`.
+
+        Raises:
+            CheckpointError: it is neither true nor false.
+        """
+        value = self.get(name, otherwise)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "it must be true or false")
+        return value
+
     def counts(self, name: str, least: int = 0) -> tuple[int, ...]:
         """Return a list of whole numbers.
 
@@ -177,7 +194,7 @@ class Fields:
         groups = self.count("num_key_value_heads", heads, each=width)
         channels = self.count("head_dim", max(width // heads, 1), each=width * heads)
         self.check_activation("hidden_act", "silu")
-        biased = bool(self.get("qkv_bias", False))
+        biased = self.flag("qkv_bias")
         return self.layers_of(width, heads, groups, channels, self.rotation, normed=normed, biased=biased)
 
     def check_activation(self, name: str, usual: str) -> None:
@@ -206,7 +223,7 @@ class Fields:
             raise CheckpointError(
                 f"config.json in {self.name} has {heads} query heads of {channels} channels on {groups} key heads."
             )
-        bias = bool(self.get("attention_bias", False))
+        bias = self.flag("attention_bias")
         return Anatomy(
             width=width,
             inner=self.count("intermediate_size", each=width),
@@ -437,7 +454,12 @@ def write_head(
 
     Raises:
         CheckpointError: it cannot be written.
+        InvalidParameter: its ends scale or cap what the configuration does not say.
     """
+    scales = {"scale": ends.scale != 1, "multiplier": ends.multiplier != 1, "softcap": ends.softcap is not None}
+    unsaid = next((name for name, has in scales.items() if has and not {*SAID[name]} & {*config}), None)
+    if unsaid is not None:
+        raise InvalidParameter(f"A head whose ends have a {unsaid} of {getattr(ends, unsaid)} has no such form.")
     written = {name: value.to(dtype) for name, value in tensors.items()}
     if ends.tokens is not None:
         tokens, there = ends.tokens.cpu(), torch.zeros(target.facts.vocab_size, dtype=torch.bool)

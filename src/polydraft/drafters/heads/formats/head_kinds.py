@@ -17,6 +17,7 @@ from polydraft.drafters.heads.formats.eagle_folders import (
     is_parallel,
     read_eagle,
 )
+from polydraft.drafters.heads.formats.eagle_settings import RECYCLE
 from polydraft.drafters.heads.formats.falcon_folders import holds_falcon, is_falcon, read_falcon
 from polydraft.drafters.heads.formats.folder_fields import Shapes
 from polydraft.drafters.heads.formats.last_state_folders import (
@@ -37,7 +38,7 @@ from polydraft.drafters.heads.formats.walk_folders import (
     read_mlp,
     read_redrafter,
 )
-from polydraft.errors import CheckpointError, lowered
+from polydraft.errors import CheckpointError, InvalidParameter, lowered, shown
 from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
 
 
@@ -123,19 +124,23 @@ def load_head(
         target_layers: how many layers its target has, if it is known.
         dtype: the precision to run it in; the target's.
         device: where; the target's.
-        recycle: which of its own states a head of EAGLE-3's reads again, "raw" as its last layer made them or "normed";
-            None for what its folder says. Some of SpecForge's mean "raw" where they say `norm_output`.
+        recycle: which of its own states a head of EAGLE-3's reads again: "raw" as its last layer made them, "normed",
+            or "bare", which is "raw" without a norm before the output rows; None for what its folder says. Some of
+            SpecForge's mean "raw" where `norm_output` is true, and "bare" where it is false.
 
     Raises:
         CheckpointError: it is missing or damaged, no head, or one that has nothing to recycle so.
+        InvalidParameter: `recycle` is no word for it.
     """
+    if recycle not in (None, *RECYCLE):
+        raise InvalidParameter(f"recycle must be one of {', '.join(RECYCLE)}, but is {shown(recycle)}.")
     folder = read_plain(name)
     if recycle is not None:
         folder = replace(folder, config={**folder.config, "recycle": recycle})
     kind = _kind(folder.config, lambda: {name: tuple(one.shape) for name, one in folder.tensors.items()})
     if kind is None:
         raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
-    if recycle is not None and kind.read is not read_eagle:
+    if recycle is not None and kind.name != "EAGLE":
         raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only EAGLE-3's recycle states.")
     try:
         drafter = kind.read(folder, target_layers)

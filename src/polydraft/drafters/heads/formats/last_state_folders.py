@@ -90,8 +90,8 @@ def _of_vllm(fields: Fields, tensors: Tensors) -> MedusaHeads:
     width = tensors.matrix("blocks.0.layers.0.weight")[0]
     count = max(fields.count("num_heads", 1, each=width), 1 + max(there))
     layers = fields.count("num_hidden_layers", 1, each=width * width)
-    shared = bool(fields.get("original_lm_head", False))
-    biased = bool(fields.get("medusa_fc_bias", any(name.endswith(".bias") for name in tensors.left)))
+    shared = fields.flag("original_lm_head")
+    biased = fields.flag("medusa_fc_bias", any(name.endswith(".bias") for name in tensors.left))
     vocab = fields.count("vocab_size")
     named = _named(fields, tensors, vocab)
     rows: nn.Linear | None = None

@@ -93,9 +93,7 @@ def own_riders(config: Mapping[str, Any], name: str) -> RiderDrafter | None:
         return None
     fields = Fields(name, config)
     first, count = fields.count("mask_token_id", least=0), fields.count("mask_num", USUAL_MASKS, most=MOST_MASKS)
-    several = fields.get("mask_diff", False)
-    if not isinstance(several, bool):
-        raise fields.wrong("mask_diff", several, "it must be true or false")
+    several = fields.flag("mask_diff")
     masks = tuple(range(first, first + count)) if several else (first,) * count
     known, ends = fields.count("vocab_size"), fields.get("eos_token_id")
     if masks[-1] >= known:

@@ -94,8 +94,8 @@ def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDraft
         CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
     """
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("speculator.",))
-    method, tied, scaled = _method(fields), _flag(fields, "tie_weights"), _flag(fields, "scale_input")
-    shared = method == LSTM and _flag(fields, "tie_lstm_embs")
+    method, tied, scaled = _method(fields), fields.flag("tie_weights"), fields.flag("scale_input")
+    shared = method == LSTM and fields.flag("tie_lstm_embs")
     names: Callable[[int], dict[str, str]] = lambda depth: (  # noqa: E731
         _lstm_names(depth, shared=shared) if method == LSTM else _mlp_names(depth, arctic=method == RNN)
     )
@@ -188,13 +188,6 @@ def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: Languag
     write_plain(folder, config, tensors, card)
 
 
-def _flag(fields: Fields, name: str, otherwise: bool = False) -> bool:
-    value = fields.get(name, otherwise)
-    if not isinstance(value, bool):
-        raise fields.wrong(name, value, "it must be true or false")
-    return value
-
-
 def is_redrafter(config: Mapping[str, Any]) -> bool:
     """Tell by its configuration whether a folder holds a ReDrafter head."""
     return config.get("model_type") == "recurrent_drafting_drafter"
@@ -222,7 +215,7 @@ def read_redrafter(folder: PlainFolder, target_layers: int | None = None) -> Hea
         CheckpointError: a key is missing or left over, a shape is another one, or a value is no number.
     """
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("drafter.",))
-    recurrent, layers = _flag(fields, "rnn", True), fields.count("num_draft_layers", 2, least=0, each=1)
+    recurrent, layers = fields.flag("rnn", True), fields.count("num_draft_layers", 2, least=0, each=1)
     rows, inner = tensors.matrix(f"lm_head.{layers}.weight")
     width = fields.count("hidden_size", inner // 2, each=inner)
     asked = fields.count("exit_dim", 2 * width, each=inner)
@@ -294,7 +287,7 @@ def read_hydra(folder: PlainFolder, target_layers: int | None = None) -> HeadDra
     kind = fields.get("hydra_head_arch", PLAIN)
     if kind not in (PLAIN, PREFIX):
         raise fields.wrong("hydra_head_arch", kind, f"heads of the kinds {PLAIN} and {PREFIX} are read")
-    if not _flag(fields, "grounded_heads", True):
+    if not fields.flag("grounded_heads", True):
         raise fields.wrong("grounded_heads", False, "heads that do not read the tokens above them are Medusa's")
     first = 1 if kind == PREFIX else 0
     width, joined = tensors.matrix(f"hydra_mlp.0.{first}.linear.weight")

@@ -201,7 +201,12 @@ class HeadTraining(nn.Module, ABC):
 
     Args:
         target: the target's embedding and output rows, frozen; of the head's tokens, if it has fewer.
+
+    Attributes:
+        shortest: how many tokens its texts have at least.
     """
+
+    shortest: int = 2
 
     def __init__(self, target: TargetEnds) -> None:
         super().__init__()

@@ -154,7 +154,7 @@ class FalconTraining(PairTraining):
         glance: float = 0.275,
     ) -> None:
         super().__init__(head, target, passes, weights or EagleLoss(), ends)
-        self.glance = glance
+        self.glance, self.shortest = glance, 2 * head.block  # so that there is a block wherever the first begins
 
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the losses of the first block's features, and the overlaps of as many drafts as are measured."""
