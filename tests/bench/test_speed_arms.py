@@ -5,11 +5,24 @@ import logging
 
 import pytest
 import torch
+from doubles import tiny_model, tiny_tokenizer
 from transformers import PreTrainedModel
 
-from polydraft.bench.speed import Arm, PromptBatch, assisted_arm, drafting_arm, hugging_face_arm, lookup_arm, plain_arm
+from polydraft.bench.speed import (
+    Arm,
+    PromptBatch,
+    SpeedSettings,
+    assisted_arm,
+    drafting_arm,
+    hugging_face_arm,
+    lookup_arm,
+    plain_arm,
+)
 from polydraft.bench.speed.hugging_face_arms import Passes, observed, statistics_of
+from polydraft.cli.benchmark.arm_spelling import build_arms, spell_arm
 from polydraft.drafters import NgramDrafter
+from polydraft.errors import InvalidParameter
+from polydraft.models import Pair
 from polydraft.models.tiny import tiny_draft, tiny_target
 from polydraft.trees import Chain
 from polydraft.verifiers import TopDown, TypicalAcceptance
@@ -66,6 +79,16 @@ def test_texts_may_end_where_the_model_ends_them(
         assert arm.run(PromptBatch.of(prompts), 0.0, TOKENS, 3).tokens == whole, arm.name
         for row in arm.run(PromptBatch.of(prompts, until_end=True), 1.0, TOKENS, 3).tokens:
             assert end not in row[:-1] and (len(row) == TOKENS or row[-1] == end), arm.name
+
+
+def test_models_for_masks_are_no_assistants() -> None:
+    """They draft no token by themselves, and may have a token more than the target."""
+    draft = tiny_model(vocab=24, seed=2)
+    draft.config.update({"pard_token": 23})
+    pair = Pair(tiny_model(vocab=24), draft, tiny_tokenizer())
+    assert "hf-assisted" not in [arm.name for arm in build_arms(pair, [], SpeedSettings())]
+    with pytest.raises(InvalidParameter, match="drafts token by token, not for masks"):
+        build_arms(pair, [spell_arm("hf-assisted")], SpeedSettings())
 
 
 def test_sampled_text_follows_the_seed_and_leaves_torch_alone(arms: list[Arm]) -> None:

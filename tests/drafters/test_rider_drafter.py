@@ -321,6 +321,9 @@ def test_a_row_without_a_law_goes_on_without_drafts_and_the_others_keep_theirs()
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "nothing": (RiderDrafter, "give masks or lookahead"),
+    "a number of masks": (lambda: RiderDrafter(masks=5), "masks must be token ids, but are 5"),
+    "a number of embeddings": (lambda: RiderDrafter(lookahead=5), "lookahead must be an embedding, but is 5"),
+    "a shortlist that is a word": (lambda: RiderDrafter((1,), shortlist_size="x"), "shortlist_size must be at least 1"),
     "both": (lambda: RiderDrafter((1,), embeddings()), "give masks or lookahead"),
     "a mask that is no token": (lambda: RiderDrafter((-1,)), r"masks must be token ids, but are \(-1,\)"),
     "no node": (lambda: RiderDrafter((1,), carriers=0), "carriers must be a number of nodes.* but is 0"),

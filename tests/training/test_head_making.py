@@ -448,9 +448,7 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("medusa", rows=8)
     with pytest.raises(InvalidParameter, match="form of eagle heads has all of a target's tokens; leave rows out"):
         HeadPlan("eagle", rows=8)
-    with pytest.raises(
-        InvalidParameter, match="dspark has the target's output rows anyway; frozen rows are of eagle-3"
-    ):
+    with pytest.raises(InvalidParameter, match="dspark has no rows that can be frozen; frozen rows are of eagle-3"):
         HeadPlan("dspark", HeadSize(frozen_rows=True))
     with pytest.raises(InvalidParameter, match="kind mixing has no term to choose; that is of dspark"):
         HeadPlan("mixing", HeadSize(term="rnn"))

@@ -188,6 +188,9 @@ def test_any_draft_model_may_be_begun_with(vocab: int, mask: int, size: int) -> 
     assert isinstance(again, ParallelDrafter) and again.mask_id == mask, "one that has a mask keeps it"
     with pytest.raises(InvalidParameter, match="has 2 layers, not 3; leave layers out"):
         begun_with(given, ROWS, 3)
+    given.config.update({"mask_token_id": 3})  # as of a model that was tuned for masks of its own
+    made = begun_with(given, ROWS, None)
+    assert drafter_of(made).mask_id == mask and made.config.mask_token_id is None, "no other mask is read"  # type: ignore[attr-defined]
 
 
 def test_a_folder_is_trained_from_another_and_drafts_beside_its_target(tmp_path: Path) -> None:

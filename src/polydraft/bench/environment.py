@@ -23,6 +23,8 @@ def described(model: nn.Module | Drafter) -> dict[str, object]:
     """Return a model's or a head's size, precision and device, and a number that tells its weights from others."""
     networks = owned_networks(model) if isinstance(model, Drafter) else (model,)
     weights = [one for network in networks for one in network.parameters()]
+    if not weights:  # as of a drafter that has only tokens of its target
+        return {"parameters": 0, "dtype": "none", "device": "none", "weights": "none"}
     mark = 0
     for one in weights:
         mark = crc32(one.detach().flatten()[:256].double().cpu().numpy().tobytes(), mark)

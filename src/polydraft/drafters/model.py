@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session
-from polydraft.errors import InvalidParameter, InvalidProbabilities
+from polydraft.errors import InvalidParameter, InvalidProbabilities, is_whole, shown
 from polydraft.models import HuggingFaceModel, LanguageModel, check_same_size, same_model
 from polydraft.probs import SamplingParams, shortlist, usable, whole_row
 from polydraft.reading import Features, Reader, Step, Text, reader_of
@@ -169,8 +169,8 @@ def check_listed(size: int | None) -> None:
     Raises:
         InvalidParameter: a shortlist without a token.
     """
-    if size is not None and size < 1:
-        raise InvalidParameter(f"shortlist_size must be at least 1, or None, but is {size}.")
+    if size is not None and (not is_whole(size) or size < 1):
+        raise InvalidParameter(f"shortlist_size must be at least 1, or None, but is {shown(size)}.")
 
 
 def listed(asked: int | None, scheme: Scheme, policy: TreePolicy, vocab_size: int) -> int | None:

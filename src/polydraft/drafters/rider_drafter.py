@@ -94,8 +94,10 @@ class RiderDrafter(Drafter):
         check_listed(self.shortlist_size)
         if bool(self.masks) == (self.lookahead is not None):
             raise InvalidParameter("Riders are either mask tokens or learnt embeddings; give masks or lookahead.")
-        if not all(is_whole(one) and one >= 0 for one in self.masks):
+        if not isinstance(self.masks, tuple | list) or not all(is_whole(one) and one >= 0 for one in self.masks):
             raise InvalidParameter(f"masks must be token ids, but are {shown(self.masks)}.")
+        if not isinstance(self.lookahead, nn.Embedding | None):
+            raise InvalidParameter(f"lookahead must be an embedding, but is {shown(self.lookahead)}.")
         if self.lookahead is not None and not bool(torch.isfinite(self.lookahead.weight).all()):
             raise InvalidParameter("lookahead holds values that are no numbers.")  # their keys would spoil the pass
         if self.carriers is not None and (not is_whole(self.carriers) or self.carriers < 1):

@@ -12,6 +12,7 @@ from test_medusa import heads, layout_a
 from torch import Tensor, nn
 
 import polydraft
+from polydraft.bench.environment import described
 from polydraft.drafters import RiderDrafter, is_head, load_head, own_riders, write_pass
 from polydraft.drafters.heads.formats.head_kinds import KINDS
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
@@ -129,6 +130,18 @@ def test_a_tuned_target_finds_its_own_masks(tmp_path: Path) -> None:
     assert polydraft.load(tmp_path).draft is None
 
 
+def test_a_tuned_target_without_room_for_its_riders_is_loaded_without_them(tmp_path: Path) -> None:
+    tuned(tmp_path, mask_num=11)  # 132 riders, and a context of 128
+    with pytest.warns(UserWarning, match="they need 132 tokens beside each text, and the context has 128"):
+        assert polydraft.load(tmp_path, dtype="float32").draft is None
+
+
+def test_runs_that_draft_from_masks_are_described(tmp_path: Path) -> None:
+    tuned(tmp_path)
+    told = described(polydraft.load(tmp_path, dtype="float32").draft)  # type: ignore[arg-type]
+    assert told == {"parameters": 0, "dtype": "none", "device": "none", "weights": "none"}
+
+
 NAMED = {"spd_type": "space", "mask_token_id": 20, "vocab_size": VOCAB, "eos_token_id": [2, 22]}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"mask_token_id": None}, "mask_token_id is None; it must be a number"),
@@ -138,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an end": ({"mask_token_id": 22}, "mask_token_id is 22; a mask must not be a token that ends texts"),
     "an end among": ({"mask_diff": True, "mask_num": 3}, "a mask must not be a token that ends texts"),
     "no masks": ({"mask_num": 0}, "mask_num is 0; it must be a number"),
-    "too many": ({"mask_num": 65}, "mask_num is 65; it must be at most 64"),
+    "too many": ({"mask_num": 17}, "mask_num is 17; it must be at most 16"),
     "no yes or no": ({"mask_diff": "false"}, "mask_diff is 'false'; it must be true or false"),
 }
 

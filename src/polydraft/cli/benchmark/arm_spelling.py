@@ -33,6 +33,7 @@ from polydraft.catalogue import (
     parse_policy,
     verifier_by_name,
 )
+from polydraft.drafters import MASKED
 from polydraft.engine import as_drafter, draft_for
 from polydraft.errors import InvalidParameter, PolydraftError, lowered, near
 from polydraft.models import Pair
@@ -193,7 +194,8 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
         VocabularyMismatch: an arm's own draft has other tokens.
     """
     if not spellings:
-        usual = [spell_arm(name) for name in DEFAULT_ARMS if isinstance(pair.draft, nn.Module) or name != "hf-assisted"]
+        assists = isinstance(pair.draft, nn.Module) and MASKED.isdisjoint(vars(pair.draft.config))
+        usual = [spell_arm(name) for name in DEFAULT_ARMS if assists or name != "hf-assisted"]
         arms = [_arm(pair, one) for one in usual]
         return [arm for arm in arms if arm.most_rows is None or arm.most_rows >= min(settings.batch_sizes)]
     arms = [_arm(pair, one) for one in spellings]
@@ -243,6 +245,10 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
     if one.kind == "hf-assisted":
         if not isinstance(draft, nn.Module):
             raise InvalidParameter(f"The arm {one.name!r} needs a draft model, and what drafts here is a head.")
+        if not MASKED.isdisjoint(vars(draft.config)):
+            raise InvalidParameter(
+                f"The arm {one.name!r} needs a draft model that drafts token by token, not for masks."
+            )
         settings: dict[str, Any] = {ASSISTED[key]: value for key, value in numbers.items()}
         return assisted_arm(target, draft, **settings)
     drafts = draft if drafter == MODEL else line.of(as_drafter(draft))

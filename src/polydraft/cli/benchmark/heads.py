@@ -1,5 +1,6 @@
 """`polydraft bench heads`: train heads of every kind by one recipe, and measure them side by side."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from polydraft.bench import USUAL, Prompt
+from polydraft.bench.environment import described
 from polydraft.bench.head_table import HEADS, head_page, head_table
 from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.speed import SpeedResults, SpeedSettings, prompts_that_fit, speed_conditions, summarise_speed
@@ -50,23 +52,22 @@ def run_heads(request: BenchHeadsOptions) -> int:
     TRAIN.check()
     kinds = request.kinds or ALL
     for kind in kinds:
-        if kind not in MAKERS:
-            raise InvalidParameter(f"A head is of the kind {', '.join(MAKERS)}, not {kind!r}{hint(kind, MAKERS)}.")
+        if kind not in ALL:
+            raise InvalidParameter(f"Heads of the kind {', '.join(ALL)} are compared, not {kind!r}{hint(kind, ALL)}.")
     settings, notes = settings_of(SpeedSettings, request), notes_beside(request)
     asked, learn = _divided(request)
     with notes.status("Loading the target ..."):
         pair = load(request.target or "pair", None if request.target else "pair-draft", device=request.device)
     try:
-        made = {name: _made(request, pair, name, kinds[0], learn, notes) for name in (*kinds, UNTRAINED)}
+        folders = _folders(request, kinds, pair, learn)
+        made = {name: _made(request, pair, folder, learn, notes) for name, folder in folders.items()}
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from where it was, in {request.work}")
     arms = ["plain", *([f"name=draft-model drafter=model tree={TREE}"] if pair.draft is not None else [])]
-    arms += [f"name={name} drafter=model draft={_folder(request, name)} tree={TREE}" for name in made]
+    arms += [f"name={name} drafter=model draft={folder} tree={TREE}" for name, folder in folders.items()]
     built = build_arms(pair, [spell_arm(arm) for arm in arms], settings)
-    fit, names = (
-        prompts_that_fit(pair, asked, settings),
-        (request.target or EMBEDDED, None if request.target else EMBEDDED),
-    )
+    fit = prompts_that_fit(pair, asked, settings)
+    names = (request.target or EMBEDDED, None if request.target else EMBEDDED)
     conditions = {**speed_conditions(pair, built, settings, names, request.chat_template), HEADS: made}
     results = SpeedResults(conditions, request.out)
     interrupted = measure_all(pair, built, fit, settings, results, notes)
@@ -90,17 +91,27 @@ def _divided(request: BenchHeadsOptions) -> tuple[list[Prompt], list[Prompt]]:
     return [one for task in tasks for one in task[: request.limit]], learn
 
 
+def _folders(
+    request: BenchHeadsOptions, kinds: Sequence[str], pair: Pair, learn: Sequence[Prompt]
+) -> Mapping[str, Path]:
+    """Return where each head lies, by its name: heads of other targets, texts and recipes lie elsewhere."""
+    told = [described(pair.target)["weights"], request.tokens, request.steps, request.rows, *map(repr, learn)]
+    mark = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+    called = {**{kind: kind for kind in kinds}, UNTRAINED: f"{UNTRAINED}-{kinds[0]}"}
+    return {name: request.work / HEADS / f"{place}-{mark}" for name, place in called.items()}
+
+
 def _made(
-    request: BenchHeadsOptions, pair: Pair, name: str, first: str, learn: Sequence[Prompt], notes: Console
+    request: BenchHeadsOptions, pair: Pair, folder: Path, learn: Sequence[Prompt], notes: Console
 ) -> Mapping[str, Any]:
     """Return what a head learnt, which is trained if it is not there."""
-    rate = {"steps": 1, "matrix_rate": 0.0, "other_rate": 0.0} if name == UNTRAINED else {"steps": request.steps}
-    kind = first if name == UNTRAINED else name
-    rows = _rows(request, kind)
-    plan = HeadPlan(kind, writing=WritingPlan(tokens=request.tokens), recipe=HeadRecipe(**rate), rows=rows)
-    folder = _folder(request, name)
     if not (folder / MADE).is_file():
-        notes.print(f"{name}: {request.steps} steps.", soft_wrap=True)
+        kind = folder.name.removeprefix(f"{UNTRAINED}-").rpartition("-")[0]
+        learns = not folder.name.startswith(UNTRAINED)
+        recipe = HeadRecipe(steps=request.steps) if learns else HeadRecipe(steps=1, matrix_rate=0.0, other_rate=0.0)
+        rows = request.rows if "official" in MAKERS[kind].fewer else None
+        plan = HeadPlan(kind, writing=WritingPlan(tokens=request.tokens), recipe=recipe, rows=rows)
+        notes.print(f"{kind}: {recipe.steps} steps.", soft_wrap=True)
         prompts = plan.writing.fitting([encode(pair, one)[0] for one in learn])
         noting = partial(noted_interruption, "this step")
         head = make_head(pair.target, prompts, request.work, folder, plan, noting)
@@ -108,17 +119,6 @@ def _made(
         found = HeadConditions(head.parameters, head.tokens, head.seconds, head.drafting.overlap, law)
         (folder / MADE).write_text(json.dumps(asdict(found)))
     return json.loads((folder / MADE).read_text())
-
-
-def _rows(request: BenchHeadsOptions, kind: str) -> int | None:
-    """Return how many tokens a kind of head is to draft; None for all, also where its folder cannot say so."""
-    return request.rows if "official" in MAKERS[kind].fewer else None
-
-
-def _folder(request: BenchHeadsOptions, name: str) -> Path:
-    """Return where a head lies that was made as is asked for."""
-    kind = (request.kinds or ALL)[0] if name == UNTRAINED else name
-    return request.work / HEADS / f"{name}-{kind}-{request.tokens}-{request.steps}-{_rows(request, kind) or 'all'}"
 
 
 def _shown(request: BenchHeadsOptions, results: SpeedResults, *, interrupted: bool) -> None:

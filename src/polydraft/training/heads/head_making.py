@@ -142,7 +142,7 @@ class HeadPlan:
         if self.size.frozen_rows and not maker.own_rows:
             owners = " or ".join(kind for kind, one in MAKERS.items() if one.own_rows)
             raise InvalidParameter(
-                f"A head of the kind {self.kind} has the target's output rows anyway; frozen rows are of {owners}."
+                f"A head of the kind {self.kind} has no rows that can be frozen; frozen rows are of {owners}."
             )
         if self.size.term is not None and not maker.termed:
             owners = " or ".join(kind for kind, one in MAKERS.items() if one.termed)

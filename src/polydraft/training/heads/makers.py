@@ -404,7 +404,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "redrafter": _walk(_redrafter),
     "hydra": _walk(partial(_hydra, False)),
     "hydra++": _walk(partial(_hydra, True)),
-    "pass": _walk(_pass, most_drafts=None, most_layers=0, path=False),
+    "pass": _walk(_pass, most_layers=0, path=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": _of_layers(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
@@ -415,6 +415,6 @@ MAKERS: Mapping[str, HeadMaker] = {
     "xpress": _of_layers(_xpress, ranked=True),
     "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": _of_layers(_mixing, ()),
-    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True, path=False),
+    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), most_drafts=MOST_SLOTS, is_model=True, path=False),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""

@@ -24,7 +24,7 @@ from polydraft.models import LanguageModel, PlainFolder, write_plain
 
 FILE = "lookahead.safetensors"
 TABLE = "lookahead.weight"
-USUAL_MASKS, MOST_MASKS = 5, 64
+USUAL_MASKS, MOST_MASKS = 5, 16
 
 
 def is_pass(config: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from polydraft.drafters import ParallelDrafter, drafter_of
+from polydraft.drafters.draft_kinds import MASK_KEYS
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, module_of, tokenizer_of
@@ -101,7 +102,7 @@ class PardTraining(HeadTraining):
         values = cross_entropy(logits, tokens) if self.row_loss is None else self.row_loss(logits, laws)
         shares = [levels == depth for depth in range(self.depths)]
         counts = [share.sum() for share in shares]
-        losses = [values[share].sum() / len(levels) for share in shares]
+        losses = [values[share].sum() / max(len(levels), 1) for share in shares]
         means = [overlaps[share].sum() / count.clamp_min(1) for share, count in zip(shares, counts, strict=True)]
         return summed(losses, means, counts)
 
@@ -180,7 +181,8 @@ def begun_with(given: nn.Module, vocab: int, layers: int | None) -> PreTrainedMo
 
 def _for_masks(model: PreTrainedModel, mask_id: int) -> PreTrainedModel:
     """Let a model's configuration say that it fills masks."""
-    model.config.update({"pard_token": mask_id, "spd_type": "pard"})
+    others = [key for key in MASK_KEYS if getattr(model.config, key, None) is not None]
+    model.config.update({**dict.fromkeys(others), "pard_token": mask_id, "spd_type": "pard"})
     return model
 
 
