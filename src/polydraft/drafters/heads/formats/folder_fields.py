@@ -1,6 +1,6 @@
 """What readers and writers of head folders share: values of a configuration, tensors, and a head's ends."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -449,15 +449,21 @@ def write_head(
     target: LanguageModel,
     dtype: torch.dtype,
     card: str,
+    folded: Sequence[str] = (),
 ) -> None:
     """Write a head's folder, with `d2t` and `t2d` where it drafts some of its target's tokens.
+
+    Args:
+        folded: what the tensors have of the scales of its ends.
 
     Raises:
         CheckpointError: it cannot be written.
         InvalidParameter: its ends scale or cap what the configuration does not say.
     """
     scales = {"scale": ends.scale != 1, "multiplier": ends.multiplier != 1, "softcap": ends.softcap is not None}
-    unsaid = next((name for name, has in scales.items() if has and not {*SAID[name]} & {*config}), None)
+    unsaid = next(
+        (name for name, has in scales.items() if has and not {*SAID[name]} & {*config} and name not in folded), None
+    )
     if unsaid is not None:
         raise InvalidParameter(f"A head whose ends have a {unsaid} of {getattr(ends, unsaid)} has no such form.")
     written = {name: value.to(dtype) for name, value in tensors.items()}

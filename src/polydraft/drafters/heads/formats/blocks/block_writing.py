@@ -75,7 +75,8 @@ def write_block(
     elif not speculators:
         config = _own(head, ends, target, depth)
         tensors = {_flat(name): value for name, value in tensors.items()}
-    write_head(folder, config, tensors, ends, target, dtype, card)
+    folded = ("scale",) if speculators or deepspec else ()
+    write_head(folder, config, tensors, ends, target, dtype, card, folded)
 
 
 def block_tensors(head: BlockHead, ends: HeadEnds) -> dict[str, Tensor]:
