@@ -336,6 +336,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=[*REFUSED])
+@pytest.mark.wrong_types
 def test_bad_numbers(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(InvalidParameter, match=sentence):
         make()

@@ -311,6 +311,7 @@ def test_other_models_than_encoder_decoders_are_refused(tmp_path: Path) -> None:
         polydraft.generate(loaded.target, torch.tensor([[3, 4]]), drafter=loaded.draft, max_new_tokens=4)
 
 
+@pytest.mark.wrong_types
 def test_wrong_values() -> None:
     model = HuggingFaceModel(module("marian"))
     with pytest.raises(InvalidParameter, match="SpecDec's drafter has an encoder, and LlamaForCausalLM has none"):

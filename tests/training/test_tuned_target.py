@@ -213,6 +213,7 @@ def test_heads_learn_at_four_times_the_rate_of_adapters() -> None:
     assert len(Muon(torch.nn.Linear(2, 2), 4e-3, 2e-3).param_groups) == 2
 
 
+@pytest.mark.wrong_types
 def test_drift_is_the_divergence_and_the_share_of_equal_choices() -> None:
     own, batch = adapted(0.2), texts()
     tuned = own.merged()

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, arange, cat, nn
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
@@ -141,8 +141,8 @@ def of_parents(known: Float[Tensor, "b n d"], frontier: Frontier) -> Float[Tenso
 
 
 def with_nodes(
-    known: Float[Tensor, "b n d"], frontier: Frontier, values: Float[Tensor, "b f d"]
-) -> Float[Tensor, "b m d"]:
+    known: Shaped[Tensor, "b n d"], frontier: Frontier, values: Shaped[Tensor, "b f d"]
+) -> Shaped[Tensor, "b m d"]:
     """Return what is known of all nodes, by their numbers: zeros for leaves, which are never proposed for."""
     before = known[:, : frontier.nodes.start]
     missing = frontier.nodes.start - before.shape[1]

@@ -123,12 +123,12 @@ class PairTraining(HeadTraining):
         if not same_tokens(self.ends.tokens, target.tokens):
             raise InvalidParameter("The head's tokens are not those that the target's rows are given for.")
 
-    def embedded(self, ids: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
+    def embedded(self, ids: Int[Tensor, "b *n"]) -> Float[Tensor, "b *n d"]:
         """Return input embeddings."""
         own = self.ends.embed_tokens
         return self.target[0].embed(ids) if own is None else own(ids) * self.ends.scale
 
-    def logits(self, made: Float[Tensor, "b n d"]) -> Float[Tensor, "b n v"]:
+    def logits(self, made: Float[Tensor, "b *n d"]) -> Float[Tensor, "b *n v"]:
         """Return the rows that follow from what the head made."""
         states = self.head.before_output(made)
         return self.target[0].output(states) if self.ends.lm_head is None else self.ends.lm_head(states)
