@@ -118,7 +118,7 @@ class Needs:
         layers: which of the target's hidden states it reads; () for none.
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         target: whether it drafts from the target's keys (`DraftRequest.target`).
-        branches: whether its trees branch where the policy's are chains, as those of a merge do.
+        branches: whether a node may have as many guesses as the policy gives it drafts beside these, as in a merge.
         passes: of its own network that a draft takes; None for one for each level.
     """
 
@@ -127,6 +127,10 @@ class Needs:
     target: bool = False
     branches: bool = False
     passes: int | None = None
+
+    def most_children(self, policy: TreePolicy) -> int:
+        """Return the most drafts that a node of its trees may have, whatever is drawn."""
+        return policy.largest.max_children * (1 + self.branches)
 
 
 @dataclass(frozen=True, eq=False)

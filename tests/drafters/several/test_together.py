@@ -70,6 +70,20 @@ def test_greedy_text_is_that_of_plain_decoding(name: str, policy: Any) -> None:
     assert found.statistics.drafted <= most * found.statistics.target_calls
 
 
+class Derived(ModelDrafter):
+    """May draft otherwise, so that its drafts are checked."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("policy", [Chain(4), Widths((3, 2, 1)), BestFirst(8)], ids=repr)
+def test_a_node_may_have_guesses_beside_all_drafts_of_a_checked_drafter(policy: TreePolicy, temperature: float) -> None:
+    options = {**GREEDY, "temperature": temperature, "policy": policy, "seed": 3}
+    sound, other = (MergedDrafter(TEXT, kind(HuggingFaceModel(DRAFT))) for kind in (ModelDrafter, Derived))
+    expected, found = (polydraft.generate(TARGET, IDS, drafter=one, **options) for one in (sound, other))
+    assert torch.equal(found.sequences, expected.sequences)
+    assert not found.statistics.fallback and found.statistics.drafted == expected.statistics.drafted
+
+
 @pytest.mark.long(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_texts_of_a_running_batch_are_those_of_single_calls(name: str) -> None:

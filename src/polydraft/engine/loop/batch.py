@@ -57,7 +57,7 @@ def check_drafting(method: Method) -> None:
     except UnpairedScheme as refusal:
         raise UnpairedScheme(f"{str(refusal).rstrip('.')}; {_fitting_verifier(drafter)}.") from refusal
     if proposes(drafter):
-        most = policy.largest.max_children
+        most = drafter.needs.most_children(policy)
         if most > 1:  # chains suit every scheme and rule
             require_pairs(verifier.scheme, most)
             require_few(verifier, most)

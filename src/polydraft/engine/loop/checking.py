@@ -6,11 +6,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from polydraft.drafters import Needs
 from polydraft.errors import InvalidDraft
 from polydraft.reading import Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy, TreeShape
+from polydraft.trees import Draft, Piece, Pieces, Resume, TokenTree, Topology, TreePolicy
 from polydraft.trees.frontier import distinct, laws
+
+NOTHING = Needs()
 
 
 def checked(
@@ -19,7 +22,7 @@ def checked(
     scheme: Scheme,
     policy: TreePolicy,
     vocab_size: int,
-    riders: int = 0,
+    needs: Needs = NOTHING,
     drawn: Draft | None = None,
 ) -> Draft | Pieces:
     """Return what can be verified of a draft, or of drafts by row; see `checked_draft`.
@@ -30,19 +33,19 @@ def checked(
         scheme: how its drafts were to be drawn.
         policy: the trees.
         vocab_size: the target's number of tokens.
-        riders: the most riders that it may bring.
+        needs: what its drafter says of the riders that it brings, and of the drafts at a node.
         drawn: the only draft that `grow` drew for it, if nothing else was drawn.
 
     Raises:
         InvalidDraft: nothing can be, or it lacks drafts that were drawn.
     """
     if not isinstance(draft, Pieces):
-        return checked_draft(draft, text, scheme, policy, vocab_size, riders, drawn)
+        return checked_draft(draft, text, scheme, policy, vocab_size, needs, drawn)
     if sorted(row for piece in draft.pieces for row in piece.rows) != list(range(len(text.lengths))):
         raise InvalidDraft("The draft's pieces must have every row once.")
     return Pieces(
         tuple(
-            Piece(one.rows, checked_draft(one.draft, text.of(one.rows), scheme, policy, vocab_size, riders))
+            Piece(one.rows, checked_draft(one.draft, text.of(one.rows), scheme, policy, vocab_size, needs))
             for one in draft.pieces
         )
     )
@@ -54,7 +57,7 @@ def checked_draft(
     scheme: Scheme,
     policy: TreePolicy,
     vocab_size: int,
-    riders: int = 0,
+    needs: Needs = NOTHING,
     drawn: Draft | None = None,
 ) -> Draft:
     """Return a draft that can be verified; `failure` says what had to be repaired. Arguments are those of `checked`.
@@ -72,12 +75,13 @@ def checked_draft(
         raise InvalidDraft(f"draft must return a Draft, but returned a {type(draft).__name__}.")
     _check_tensors(draft, text, scheme)
     _check_places(draft, text)
-    _check_size(draft, policy.largest)
+    _check_size(draft, policy.largest.size, needs.most_children(policy))
     _check_gaps(draft.tree, scheme)
     draft = draft if drawn is None else _as_drawn(draft, drawn, scheme)
     if draft.whole and not _is_whole(draft, vocab_size):
         draft = replace(draft, whole=False)
-    return _with_usable_riders(_with_one_unknown(_with_usable_rows(draft, scheme), vocab_size), vocab_size, riders)
+    known = _with_one_unknown(_with_usable_rows(draft, scheme), vocab_size)
+    return _with_usable_riders(known, vocab_size, needs.riders)
 
 
 def _as_drawn(draft: Draft, drawn: Draft, scheme: Scheme) -> Draft:
@@ -173,12 +177,12 @@ def _check_tensor(
         raise InvalidDraft(f"The draft's {name} must be on {device}, where the text is, but is on {found.device}.")
 
 
-def _check_size(draft: Draft, largest: TreeShape) -> None:
+def _check_size(draft: Draft, size: int, most: int) -> None:
     """Check that there is room for the trees in the caches, and that the verifier was asked about such trees."""
-    tree, nodes, most = draft.tree, draft.tree.tokens.shape[-1], largest.max_children
+    tree, nodes = draft.tree, draft.tree.tokens.shape[-1]
     most = most if draft.most_children is None else min(most, draft.most_children)
-    if nodes > largest.size:
-        raise InvalidDraft(f"The draft's trees have {nodes} nodes, but the policy's have at most {largest.size}.")
+    if nodes > size:
+        raise InvalidDraft(f"The draft's trees have {nodes} nodes, but the policy's have at most {size}.")
     if nodes > 1 and tree.topology.width > most:
         raise InvalidDraft(f"The draft has a node with {tree.topology.width} drafts, but was to have {most} at most.")
 

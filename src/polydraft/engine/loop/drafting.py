@@ -147,8 +147,8 @@ def proposed(part: Part, asked: DraftRequest, batch: Batch, clock: Clock) -> tup
     for piece in in_pieces(draft) if isinstance(draft, Draft | Pieces) else ():
         piece.draft.forget_host()
     vocab = batch.reader.model.facts.vocab_size
-    drawn, _ = _drawn(asked)
-    return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs.riders, drawn), after
+    drawn = None if needs.branches else _drawn(asked)[0]  # guesses stand beside what a merge drew
+    return checked(draft, asked.text, asked.scheme, asked.policy, vocab, needs, drawn), after
 
 
 def _drawn(asked: DraftRequest) -> tuple[Draft | None, frozenset[int]]:
