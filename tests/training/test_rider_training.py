@@ -13,11 +13,17 @@ import polydraft
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.prompts.prompt import encode
 from polydraft.drafters import RiderDrafter
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import UnsupportedModel
 from polydraft.models import HuggingFaceModel
 from polydraft.training import MAKERS, HeadSize, WritingPlan
 from polydraft.training.heads.loop import measured
-from polydraft.training.heads.losses.rider_training import IGNORED, PassTraining, cut_at_masks, next_labels_loss
+from polydraft.training.heads.losses.rider_training import (
+    IGNORED,
+    PassTraining,
+    cut_at_masks,
+    drawn_cuts,
+    next_labels_loss,
+)
 from polydraft.training.heads.losses.row_losses import TargetEnds, soft_cross_entropy
 from polydraft.training.heads.shards import Shards, write_shards
 
@@ -139,64 +145,37 @@ def test_the_loss_falls_and_what_learnt_is_what_drafts() -> None:
 
 
 def test_a_text_is_cut_in_its_answer_and_masks_stand_where_tokens_stood() -> None:
-    random, masks = torch.Generator().manual_seed(2), [20, 21, 22]
-    ids = torch.arange(10).expand(400, -1)
-    given, labels = cut_at_masks(ids, [4] * 400, masks, random)
-    cuts = list[int]()
-    for own, told in zip(given.tolist(), labels.tolist(), strict=True):
-        cut = own.index(20) if 20 in own else None
-        assert told[:4] == [IGNORED] * 4 and own[: cut or 10] == [*range(cut or 10)]
-        if cut is None:
-            assert told[4:] == [*range(4, 10)]
+    """Answers begin at token 4, and that of the first half of the texts ends before the last token."""
+    masks, ids = [20, 21, 22], torch.arange(10).expand(400, -1)
+    valid = torch.ones_like(ids).bool()
+    valid[:, :4] = valid[:200, 9:] = False
+    torch.manual_seed(2)
+    drawn = drawn_cuts(valid, 3, 0.5)
+    given, labels = cut_at_masks(ids, valid, drawn, masks)
+    for row, (own, told, cut) in enumerate(zip(given.tolist(), labels.tolist(), drawn.tolist(), strict=True)):
+        end = 9 if row < 200 else 10
+        assert told[:4] == [IGNORED] * 4
+        if cut < 0:
+            assert own == [*range(10)] and told[4:] == [*range(4, end), *[IGNORED] * (10 - end)]
             continue
-        assert own[cut:] == [20, 21, 22, *[22] * (7 - cut)]
-        assert told[4 : cut + 4] == [*range(4, cut + 4)] and told[cut + 4 :] == [IGNORED] * (6 - cut)
-        cuts.append(cut)
-    assert {*cuts} == {4, 5, 6}, "the last cut leaves a label for every mask"
-    assert 150 < len(cuts) < 250
-    whole, _ = cut_at_masks(ids[:9], [7] * 9, masks, random, share=1.0)
-    assert torch.equal(whole, ids[:9]), "too short an answer for three masks"
-    for bad in (([], 0.5), (masks, 1.5)):
-        with pytest.raises(InvalidParameter, match="A text is cut for some masks"):
-            cut_at_masks(ids, [4] * 400, bad[0], random, bad[1])
+        assert own == [*range(cut), 20, 21, 22, *[22] * (7 - cut)]
+        assert told[4:] == [*range(4, cut + 4), *[IGNORED] * (6 - cut)], "the last mask has nothing to foretell"
+    cuts = [{*drawn[some].tolist()} for some in (slice(200), slice(200, 400))]
+    assert cuts == [{-1, 4, 5}, {-1, 4, 5, 6}], "every mask has a label"
+    assert 150 < int((drawn >= 0).sum()) < 250
+    assert drawn_cuts(valid, 6, 1.0).tolist() == [-1] * 400, "too short an answer for six masks"
 
 
 def test_the_loss_is_that_of_the_true_tokens_behind_each_mask() -> None:
     model, ids = target(), torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-    given, labels = cut_at_masks(ids, [3], [20, 21], torch.Generator().manual_seed(0), share=1.0)
-    cut = given[0].tolist().index(20)
+    cut = 4
+    given, labels = cut_at_masks(ids, torch.arange(8).unsqueeze(0) > 2, torch.tensor([cut]), [20, 21])
     with torch.no_grad():
         theirs, found = float(model(given, labels=labels).loss), next_labels_loss(model(given).logits, labels)
         rows = model(torch.tensor([[*ids[0, :cut].tolist(), 20, 21]])).logits[0].log_softmax(-1)
     wanted = [-rows[place, ids[0, place + 1]] for place in range(2, cut + 2)]  # the last two are those of the masks
     torch.testing.assert_close(found, torch.stack(wanted).mean())
     assert float(found) == pytest.approx(theirs, rel=1e-5)
-
-
-def test_a_target_that_was_tuned_drafts_from_its_masks() -> None:
-    """Texts that count up by three: a mask knows its token from its place."""
-    model: Any = tiny_model(vocab=VOCAB, dtype=torch.float32, initializer_range=0.1)
-    masks, random = [21, 22], torch.Generator().manual_seed(4)
-
-    def loss() -> Tensor:
-        first = torch.randint(20, (16, 1), generator=random)
-        ids = (first + 3 * torch.arange(2 * LENGTH)) % 20
-        given, labels = cut_at_masks(ids, [2] * 16, masks, random, share=0.7)
-        return next_labels_loss(model(given).logits, labels)
-
-    model.train()
-    found = learnt(80, model, loss, 0.01)
-    assert found[-1] < 0.3 * found[0]
-    model.eval()
-    drafter = RiderDrafter((21, 22))
-    prompts = torch.tensor([[4, 7, 10], [1, 4, 7], [12, 15, 18]])
-    options: dict[str, Any] = {"drafter": drafter, "policy": 2, "max_new_tokens": 18, "temperature": 0.0}
-    text: Any = polydraft.generate(model, prompts, **options)
-    assert text.statistics.accepted > 0.7 * text.statistics.drafted > 0
-    with torch.no_grad():
-        model.get_input_embeddings().weight[21:23] = 0
-    text = polydraft.generate(model, prompts, **options)
-    assert text.statistics.accepted < 0.5 * text.statistics.drafted, "other masks than those that it was tuned for"
 
 
 @pytest.mark.slow

@@ -153,10 +153,11 @@ def check_head_request(request: TrainHeadOptions) -> None:
 def in_words(made: MadeHead) -> str:
     """Return what was made, for people."""
     overlaps = " ".join(f"{one:.3f}" for one in made.drafting.overlap)
+    tuned = "" if made.drift is None else f" Texts are exact for the tuned target only. {made.drift}"
     return (
         f"Written to {made.folder}: {made.parameters / 1e6:.2f} M parameters, learnt from {made.tokens} tokens. "
         f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft: "
-        f"{made.drafting.efficiency:.2f} tokens per target call as a chain."
+        f"{made.drafting.efficiency:.2f} tokens per target call as a chain.{tuned}"
     )
 
 

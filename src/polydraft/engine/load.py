@@ -88,10 +88,11 @@ def _of_target(name: str | Path, target: Any) -> Drafter | None:
     """Return the drafter that a target's own folder tells; None if there is none, and say so if it has modules."""
     if has_modules(target):
         warnings.warn(f"{name} has MTP modules, which draft for it if the draft is {MODULES!r}.", stacklevel=3)
-    drafter, room = own_riders(target.config.to_dict(), shown(str(name))), HuggingFaceModel(target).context
-    if drafter is None or 2 * drafter.needs.riders <= room:
+    model = HuggingFaceModel(target)
+    drafter = own_riders(model, shown(str(name)))
+    if drafter is None or 2 * drafter.needs.riders <= model.context:
         return drafter
-    needed = f"{drafter.needs.riders} tokens beside each text, and the context has {room}"
+    needed = f"{drafter.needs.riders} tokens beside each text, and the context has {model.context}"
     warnings.warn(f"{name} does not draft from its own masks: they need {needed}.", stacklevel=3)
     return None
 

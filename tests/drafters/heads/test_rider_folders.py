@@ -1,5 +1,6 @@
 """Riders in folders: PaSS's embeddings, and the masks that a whole model names in its configuration."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import polydraft
 from polydraft.bench.environment import described
 from polydraft.drafters import RiderDrafter, is_head, load_head, own_riders, write_pass
 from polydraft.drafters.heads.formats.head_kinds import KINDS
+from polydraft.drafters.heads.formats.rider_folders import masks_inside
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
 from polydraft.models import HuggingFaceModel
 
@@ -142,28 +144,54 @@ def test_runs_that_draft_from_masks_are_described(tmp_path: Path) -> None:
     assert told == {"parameters": 0, "dtype": "none", "device": "none", "weights": "none"}
 
 
-NAMED = {"spd_type": "space", "mask_token_id": 20, "vocab_size": VOCAB, "eos_token_id": [2, 22]}
+NAMED: dict[str, Any] = {"spd_type": "space", "mask_token_id": 20, "eos_token_id": [2, 22]}
+ROWS_THERE = "the model's embedding has 24 rows, so it must be below 24"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"mask_token_id": None}, "mask_token_id is None; it must be a number"),
     "negative": ({"mask_token_id": -1}, "mask_token_id is -1; it must be a number"),
-    "beyond": ({"mask_token_id": 24}, "mask_token_id is 24; the last mask is token 24, and there are 24"),
-    "the last beyond": ({"mask_diff": True}, "mask_token_id is 20; the last mask is token 24, and there are 24"),
-    "an end": ({"mask_token_id": 22}, "mask_token_id is 22; a mask must not be a token that ends texts"),
-    "an end among": ({"mask_diff": True, "mask_num": 3}, "a mask must not be a token that ends texts"),
+    "beyond": ({"mask_token_id": 24}, f"mask_token_id is 24; {ROWS_THERE}"),
+    "the last beyond": (
+        {"mask_diff": True, "eos_token_id": 2},
+        f"mask_token_id is 20; of its masks, 24: {ROWS_THERE}",
+    ),
+    "an end": ({"mask_token_id": 22}, "mask_token_id is 22; that token ends a text, so it cannot be a mask"),
+    "an end among": ({"mask_diff": True, "mask_num": 3}, "is 20; of its masks, 22: that token ends a text"),
+    "an end of texts that are generated": ({"ends": [2, 20]}, "mask_token_id is 20; that token ends a text"),
     "no masks": ({"mask_num": 0}, "mask_num is 0; it must be a number"),
     "too many": ({"mask_num": 17}, "mask_num is 17; it must be at most 16"),
     "no yes or no": ({"mask_diff": "false"}, "mask_diff is 'false'; it must be true or false"),
 }
 
 
+def named(**config: Any) -> HuggingFaceModel:
+    """Return a target whose configurations say this; `ends` are those of its generation configuration."""
+    model: Any = copy.deepcopy(tiny_model(vocab=VOCAB))
+    model.generation_config.eos_token_id = config.pop("ends", None)
+    for name, value in config.items():
+        setattr(model.config, name, value)
+    return HuggingFaceModel(model)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_masks_that_cannot_be_are_one_sentence(case: str) -> None:
     config, said = REFUSED[case]
     with pytest.raises(CheckpointError, match=said):
-        own_riders({**NAMED, **config}, "'a model'")
+        own_riders(named(**{**NAMED, **config}), "'a model'")
 
 
 def test_other_models_name_no_masks() -> None:
-    assert own_riders({}, "") is None and own_riders({"spd_type": "pard", "mask_token_id": 3}, "") is None
-    found = own_riders({**NAMED, "mask_num": 2, "mask_diff": True}, "")
-    assert found is not None and found.masks == (20, 21)
+    assert own_riders(named(), "") is None and own_riders(named(spd_type="pard", mask_token_id=3), "") is None
+
+
+@pytest.mark.parametrize("masks", [(20, 20, 20), (20, 21), (20,)])
+def test_what_is_written_of_masks_is_what_is_read(masks: tuple[int, ...]) -> None:
+    found = own_riders(named(**NAMED | masks_inside(RiderDrafter(masks))), "")
+    assert found is not None and found.masks == masks
+
+
+@pytest.mark.parametrize("masks", [(20, 22), (20, 20, 21), (21, 20)])
+def test_masks_that_no_configuration_can_name_are_refused(masks: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidParameter, match="names one mask, or masks in a row, but these are"):
+        masks_inside(RiderDrafter(masks))
+    with pytest.raises(InvalidParameter, match="names one mask"):
+        masks_inside(RiderDrafter(lookahead=nn.Embedding(2, 4)))

@@ -84,8 +84,8 @@ class TrainHeadOptions:
     """One call of `polydraft train head`."""
 
     kind: str = Option(
-        "medusa, medusa-2, mlp, arctic-lstm, redrafter, hydra, hydra++, pass, eagle, hass, eagle-3, p-eagle, falcon, "
-        "mtp, dspark, xpress, lilicorr, mixing, pard.",
+        "medusa, medusa-2, mlp, arctic-lstm, redrafter, hydra, hydra++, pass, space, eagle, hass, eagle-3, p-eagle, "
+        "falcon, mtp, dspark, xpress, lilicorr, mixing, pard.",
         argument=True,
         metavar="KIND",
     ).needed()

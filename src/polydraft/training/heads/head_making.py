@@ -26,6 +26,7 @@ from polydraft.models import HuggingFaceModel, Layer, load_draft, module_of
 from polydraft.models.anatomy import check_layer
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.losses.tuned_target import Drift
 from polydraft.training.heads.makers import MAKERS
 from polydraft.training.heads.new_heads import OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.shards import Shards, WritingPlan, WrittenShards, check_size, most_written, write_shards
@@ -152,6 +153,8 @@ class HeadPlan:
             raise InvalidParameter(f"A head of the kind {self.kind} has no term of a rank; that is of {owners}.")
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
+        if self.start is not None and not maker.starts:
+            raise InvalidParameter(f"A head of the kind {self.kind} begins with its target alone; leave start out.")
         if self.rows is not None and self.start is not None:
             raise InvalidParameter("A head that begins with another one has its tokens; leave rows out.")
         if self.size.inner is not None and self.start is not None:
@@ -171,6 +174,7 @@ class MadeHead:
         parameters: how many numbers it has.
         tokens: how many tokens of the target's text it learnt from.
         seconds: how long it learnt, since the run was begun or gone on with.
+        drift: how far the target is from the one that it was, if it learnt as well: drafts are exact for the tuned one.
     """
 
     folder: Path
@@ -178,6 +182,7 @@ class MadeHead:
     parameters: int
     tokens: int
     seconds: float
+    drift: Drift | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values by name, for JSON."""
@@ -299,36 +304,37 @@ def _written(
     for network in networks:
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in networks for one in network.parameters())
-    made = MadeHead(out, found[0], parameters, len(Shards(text.learnt)) * plan.writing.length, found[1])
-    told = "" if head.told is None else head.told(Shards(text.held_out))
-    head.write(out, model, plan.form, card_of(made, plan, model, told))
+    drift = None if head.drift is None else head.drift(Shards(text.held_out))
+    made = MadeHead(out, found[0], parameters, len(Shards(text.learnt)) * plan.writing.length, found[1], drift)
+    head.write(out, model, plan.form, card_of(made, plan, model))
     return made
 
 
-def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel, told: str = "") -> str:
-    """Return the text of a head's README.md.
-
-    Args:
-        told: what became of the target, if it learnt as well.
-    """
+def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
+    """Return the text of a head's README.md."""
     recipe, overlaps = plan.recipe, " ".join(f"{one:.3f}" for one in made.drafting.overlap)
     rows = "all tokens" if plan.rows is None else f"the {plan.rows} tokens that the target wrote most often"
     rows = rows if plan.start is None else "the tokens of the head that it began with"
     began = "" if plan.start is None else f"It began with the weights of {plan.start.name}.\n"
     rows += " from rows of its own" if MAKERS[plan.kind].own_rows and not plan.size.frozen_rows else ""
-    use = "--target THIS_FOLDER" if told else f"--target {plan.name} --draft THIS_FOLDER"
-    rounded = "" if told else " The weights were\nmeasured before they were rounded to bfloat16."
-    if told:
+    use, told = f"--target {plan.name} --draft THIS_FOLDER", ""
+    rounded = " The weights were\nmeasured before they were rounded to bfloat16."
+    if made.drift is not None:
+        use, rounded = "--target THIS_FOLDER", ""
         told = f"""
 ## Another target
 
-The folder is a whole model with the head inside. The target learnt with it, so that texts are exact for the tuned
-model only, not for {plan.name}. {told}
+The folder is a whole model with what drafts inside. The target learnt with it, so that texts are exact for the tuned
+model only, not for {plan.name}.
+{made.drift}
 """
+    kind = "model" if MAKERS[plan.kind].is_model else "head"
+    what = f"A draft {kind} of {made.parameters / 1e6:.2f} M parameters"
+    what = what if made.parameters else "No network: what the target makes of its masks drafts"
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
-A draft {"model" if MAKERS[plan.kind].is_model else "head"} of {made.parameters / 1e6:.2f} M parameters{form}.
+{what}{form}.
 Its target has {model.layers} layers of width {model.width}; it drafts {rows}.
 
     polydraft generate {use} "..."

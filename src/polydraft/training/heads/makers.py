@@ -1,18 +1,20 @@
 """How a head of each kind is made for a target: one function for each, and one line in the table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from polydraft.drafters import (
     HeadDrafter,
     ParallelDrafter,
     RiderDrafter,
+    own_riders,
     write_block,
     write_eagle,
     write_falcon,
@@ -27,6 +29,7 @@ from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.falcon import FalconHead
+from polydraft.drafters.heads.formats.rider_folders import USUAL_MASKS
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead
@@ -39,7 +42,7 @@ from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.parallel import DEPTH
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.training.heads.losses.block_training import BlockTraining
 from polydraft.training.heads.losses.eagles import (
@@ -53,13 +56,20 @@ from polydraft.training.heads.losses.eagles import (
 from polydraft.training.heads.losses.last_state_training import MedusaTraining, WalkTraining, new_heads
 from polydraft.training.heads.losses.masked_training import PardTraining, begun_with, new_draft_model, write_pard
 from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
-from polydraft.training.heads.losses.rider_training import PassTraining
+from polydraft.training.heads.losses.rider_training import PassTraining, SpaceTraining, check_branches
 from polydraft.training.heads.losses.row_losses import (
     TargetEnds,
     soft_cross_entropy,
 )
 from polydraft.training.heads.losses.slot_training import FalconTraining, ParallelTraining
-from polydraft.training.heads.losses.tuned_target import AdaptedTarget, Drift, TunedMedusa, write_tuned
+from polydraft.training.heads.losses.tuned_target import (
+    AdaptedTarget,
+    Drift,
+    TunedMedusa,
+    masks_of,
+    medusa_of,
+    write_tuned,
+)
 from polydraft.training.heads.new_heads import (
     ANCHORS,
     BLOCK_LOSSES,
@@ -83,6 +93,7 @@ from polydraft.training.heads.new_heads import (
     HeadSize,
     NewHead,
     anatomy_for,
+    free_token,
 )
 
 
@@ -106,8 +117,34 @@ def _medusa_2(
     heads = new_heads(ends, size.drafts or len(given) or DRAFTS, layers, own_rows=True)
     adapted = AdaptedTarget(target)
     training = TunedMedusa(heads, ends, adapted, MEDUSA_LOSSES[size.loss], PLACES)
-    told = lambda texts: str(Drift.of(target, adapted.merged(), texts))  # noqa: E731
-    return NewHead(training, HeadDrafter(heads, heads.ends()), partial(write_tuned, adapted), told)
+    return NewHead(training, HeadDrafter(heads, heads.ends()), *_tuned(target, adapted, medusa_of))
+
+
+def _tuned(
+    target: PreTrainedModel, adapted: AdaptedTarget, inside: Callable[..., Any]
+) -> tuple[Callable[..., None], Callable[[Dataset[dict[str, Tensor]]], Drift]]:
+    """Return what writes a tuned target, and what measures how far it is from the one that it was."""
+    return partial(write_tuned, adapted, inside), lambda texts: Drift.of(target, adapted.merged(), texts)
+
+
+def _space(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    model = HuggingFaceModel(target, fused=False)
+    check_branches(model)
+    given = own_riders(model, shown(type(target).__name__))  # a target that was tuned goes on with its masks
+    masks = (free_token(target),) * USUAL_MASKS if given is None else given.masks
+    if size.drafts is not None and size.drafts != len(masks):
+        masks = masks[:1] * size.drafts
+    drafter = RiderDrafter(masks)
+    if 2 * drafter.needs.riders > model.context:
+        raise InvalidParameter(
+            f"{len(masks)} masks need {drafter.needs.riders} tokens beside each text, and the context has "
+            f"{model.context}; ask for fewer drafts."
+        )
+    adapted = AdaptedTarget(target, masks)
+    training = SpaceTraining(adapted, masks, ends, MEDUSA_LOSSES[size.loss])
+    return NewHead(training, drafter, *_tuned(target, adapted, masks_of))
 
 
 def _eagle_1(
@@ -143,9 +180,8 @@ def _falcon(
 def _p_eagle(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
-    (vocab, width), given = ends.embedding.shape, start if isinstance(start, ParallelEagle) else None
-    end = target.config.get_text_config().eos_token_id
-    mask = next(one for one in reversed(range(vocab)) if one not in (end if isinstance(end, list) else [end]))
+    width, given = ends.embedding.shape[1], start if isinstance(start, ParallelEagle) else None
+    mask = free_token(target)
     anatomy, norms, layers, drafts = anatomy_for(target, size), Eagle3Norms(), 2, SLOTS
     if given is not None:
         anatomy, norms, mask, layers, drafts = given.anatomy, given.norms, given.mask_id, given.depth, given.drafts
@@ -405,6 +441,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "hydra": _walk(partial(_hydra, False)),
     "hydra++": _walk(partial(_hydra, True)),
     "pass": _walk(_pass, most_layers=0, path=False),
+    "space": _walk(_space, most_layers=0, path=False, tunes=True, starts=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": _of_layers(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),

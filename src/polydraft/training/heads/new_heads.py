@@ -28,6 +28,7 @@ from polydraft.training.heads.losses.row_losses import (
     lk_lambda,
     soft_cross_entropy,
 )
+from polydraft.training.heads.losses.tuned_target import Drift
 
 ANCHORS = 48
 """Blocks per text that a block head learns at a step."""
@@ -100,13 +101,13 @@ class NewHead:
         training: the head with its losses.
         drafter: with the same weights.
         writer: writes drafters of its family as folders.
-        told: measures on held-out texts what becomes of the target, in words for the card; None where it stays.
+        drift: measures on held-out texts what became of the target; None where it stays.
     """
 
     training: HeadTraining
     drafter: Drafter
     writer: Callable[..., None]
-    told: Callable[[Dataset[dict[str, Tensor]]], str] | None = None
+    drift: Callable[[Dataset[dict[str, Tensor]]], Drift] | None = None
 
     def write(self, folder: Path, target: HuggingFaceModel, form: str, card: str) -> None:
         """Write the drafter as a folder of a form of its family, with the text of its card."""
@@ -133,6 +134,7 @@ class HeadMaker:
             for training has in any case.
         is_model: whether it is no head but a draft model, which may begin with any other one of the target's tokens.
         tunes: whether the target learns with it, and its folder is a whole model.
+        starts: whether it may begin with the weights of another one.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -148,6 +150,7 @@ class HeadMaker:
     reads_layers: bool = False
     is_model: bool = False
     tunes: bool = False
+    starts: bool = True
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -177,6 +180,16 @@ BLOCK_LOSSES: Mapping[str, BlockLoss] = {
 """A block head's weights by the word of its loss."""
 XPRESS_LOSSES: Mapping[str, BlockLoss] = {**BLOCK_LOSSES, "published": BlockLoss(0.1, 0.9)}
 """Those of each kind of XPress's rows."""
+
+
+def free_token(target: PreTrainedModel) -> int:
+    """Return the last token of a target that neither begins, pads nor ends texts, to be a mask."""
+    config, taken = target.config.get_text_config(decoder=True), set[int]()
+    for one in (config, target.generation_config):
+        for kind in ("bos", "eos", "pad", "decoder_start"):
+            named = getattr(one, f"{kind}_token_id", None)
+            taken |= {*named} if isinstance(named, list | tuple) else {named}
+    return next(one for one in reversed(range(config.vocab_size)) if one not in taken)
 
 
 def usual_reads(layers: int) -> tuple[int, ...]:

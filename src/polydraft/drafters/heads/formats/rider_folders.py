@@ -12,19 +12,20 @@ of their commands. `mask_num` and `mask_diff` are the names of these flags.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from polydraft.drafters.heads.formats.folder_fields import Fields, Shapes, Tensors
+from polydraft.drafters.parallel import refused_mask
 from polydraft.drafters.rider_drafter import RiderDrafter
-from polydraft.errors import InvalidParameter
-from polydraft.models import LanguageModel, PlainFolder, write_plain
+from polydraft.errors import InvalidParameter, shown
+from polydraft.models import LanguageModel, PlainFolder, module_of, write_plain
 
 FILE = "lookahead.safetensors"
 TABLE = "lookahead.weight"
-USUAL_MASKS, MOST_MASKS = 5, 16
+SPACE, USUAL_MASKS, MOST_MASKS = "space", 5, 16
 
 
 def is_pass(config: Mapping[str, Any]) -> bool:
@@ -79,25 +80,38 @@ def write_pass(
     write_plain(folder, config, {TABLE: drafter.lookahead.weight.to(dtype)}, card, FILE)
 
 
-def own_riders(config: Mapping[str, Any], name: str) -> RiderDrafter | None:
+def own_riders(target: LanguageModel, name: str) -> RiderDrafter | None:
     """Return the drafter of the masks that a target was tuned to fill in; None if its configuration names none.
 
     Args:
-        config: the target's configuration.
+        target: the target, whose configurations say which tokens there are and which of them end texts.
         name: what it is called, quoted for messages.
 
     Raises:
         CheckpointError: the mask is missing, is no token of the target, or ends texts, or a value is none.
     """
-    if config.get("spd_type") != "space":
+    config = getattr(module_of(target), "config", None)
+    if getattr(config, "spd_type", None) != SPACE:
         return None
-    fields = Fields(name, config)
+    fields = Fields(name, cast(Any, config).to_dict())
     first, count = fields.count("mask_token_id", least=0), fields.count("mask_num", USUAL_MASKS, most=MOST_MASKS)
     several = fields.flag("mask_diff")
     masks = tuple(range(first, first + count)) if several else (first,) * count
-    known, ends = fields.count("vocab_size"), fields.get("eos_token_id")
-    if masks[-1] >= known:
-        raise fields.wrong("mask_token_id", first, f"the last mask is token {masks[-1]}, and there are {known}")
-    if {*masks} & {*(ends if isinstance(ends, list | tuple) else (ends,))}:
-        raise fields.wrong("mask_token_id", first, "a mask must not be a token that ends texts")
+    for mask in dict.fromkeys(masks):
+        why = refused_mask(target, mask)
+        if why:
+            raise fields.wrong("mask_token_id", first, why if mask == first else f"of its masks, {mask}: {why}")
     return RiderDrafter(masks)
+
+
+def masks_inside(drafter: RiderDrafter) -> dict[str, Any]:
+    """Return what the configuration of a target has that was tuned to fill in masks, as `own_riders` reads it.
+
+    Raises:
+        InvalidParameter: these are no masks, or neither one token nor tokens in a row.
+    """
+    masks = drafter.masks
+    several = len({*masks}) > 1
+    if not masks or masks != tuple(range(masks[0], masks[0] + len(masks)) if several else masks[:1] * len(masks)):
+        raise InvalidParameter(f"A configuration names one mask, or masks in a row, but these are {shown(masks)}.")
+    return {"spd_type": SPACE, "mask_token_id": masks[0], "mask_num": len(masks), "mask_diff": several}

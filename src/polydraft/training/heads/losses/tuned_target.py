@@ -1,8 +1,8 @@
 """Tuning a target together with what drafts for it: adapters of low rank, a loss that keeps its law, and Medusa-2.
 
 An adapter changes a matrix by W' = W + (alpha / rank) B A. B is 0 at first, so that the target begins as it was. Only A
-and B learn. What comes out is another target, with the changes in its matrices: drafts for it are exact for it, and not
-for the one that it was.
+and B learn, and the embeddings of masks. What comes out is another target, with the changes in its matrices: drafts for
+it are exact for it, and not for the one that it was.
 
 Sources: LoRA (arXiv 2106.09685), Medusa-2 (2401.10774, section 2.2.3), ctlllll/axolotl (`medusa_utils.py`), which
 divides its divergence by all places and the other losses by those that count; here both have one divisor.
@@ -10,10 +10,10 @@ divides its divergence by all places and the other losses by those that count; h
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from polydraft.drafters import HeadDrafter
+from polydraft.drafters import Drafter, HeadDrafter, RiderDrafter
 from polydraft.drafters.heads.formats.last_state_folders import medusa_inside
+from polydraft.drafters.heads.formats.rider_folders import masks_inside
 from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.errors import CheckpointError, UnsupportedModel
 from polydraft.models import LanguageModel, tokenizer_of
@@ -67,14 +68,18 @@ class Adapted(nn.Module):
 class AdaptedTarget(nn.Module):
     """A copy of a target with adapters on all of its linear layers, its output rows among them.
 
-    Its parameters are the adapters alone. Output rows that are the embeddings become a table of their own first, since
-    the embeddings stay as they are.
+    Its parameters are the adapters, and the embeddings of masks. Output rows that are the embeddings become a table of
+    their own first, since all other embeddings stay as they are.
+
+    Args:
+        target: the target.
+        masks: tokens whose embeddings learn too, from what they are.
 
     Raises:
         UnsupportedModel: its output head is no plain product.
     """
 
-    def __init__(self, target: PreTrainedModel) -> None:
+    def __init__(self, target: PreTrainedModel, masks: Sequence[int] = ()) -> None:
         super().__init__()
         copied = untied(target).requires_grad_(False)
         layers = {name: one for name, one in copied.named_modules() if isinstance(one, nn.Linear)}
@@ -85,6 +90,18 @@ class AdaptedTarget(nn.Module):
         self.adapters = nn.ParameterList(
             matrix for one in adapters.values() for matrix in (one.down.weight, one.up.weight)
         )
+        self.masks, self.embeddings = sorted({*masks}), None
+        if masks:
+            table = cast(nn.Embedding, copied.get_input_embeddings())
+            own = table.weight.detach()[self.masks].float().clone()
+            self.embeddings = nn.Embedding.from_pretrained(own, freeze=False)
+            table.register_forward_hook(self._with_masks)
+
+    def _with_masks(self, table: nn.Module, given: tuple[Tensor, ...], made: Float[Tensor, "*b d"]) -> Tensor:
+        """Return embeddings of tokens, with the learnt ones of masks."""
+        same = given[0].unsqueeze(-1) == torch.tensor(self.masks, device=given[0].device)
+        own = cast(nn.Embedding, self.embeddings)(same.int().argmax(-1)).to(made)
+        return own.where(same.any(-1, keepdim=True), made)
 
     def train(self, mode: bool = True) -> "AdaptedTarget":
         """Let adapters leave out channels, or not."""
@@ -103,9 +120,13 @@ class AdaptedTarget(nn.Module):
         return head(states.to(self.hidden[0].dtype)).float()
 
     def merged(self) -> PreTrainedModel:
-        """Return a model with the adapters' changes in its matrices."""
+        """Return a model with the adapters' changes in its matrices, and the embeddings of masks in its own."""
         made = untied(self.hidden[1])
         with torch.no_grad():
+            if self.embeddings is not None:
+                cast(nn.Embedding, made.get_input_embeddings()).weight[self.masks] = self.embeddings.weight.to(
+                    made.dtype
+                )
             for name, one in self.hidden[2].items():
                 layer = cast(nn.Linear, made.get_submodule(name))
                 layer.weight.copy_(layer.weight.float() + one.change())
@@ -169,7 +190,7 @@ class Drift:
 
     def __str__(self) -> str:
         return (
-            f"On {self.tokens} held-out tokens\nKL(original || tuned) is {self.divergence:.4f} per token at "
+            f"On {self.tokens} held-out tokens KL(original || tuned) is {self.divergence:.4f} per token at "
             f"temperature 1, and {self.agreement:.1%} of the likeliest tokens are the same."
         )
 
@@ -228,19 +249,41 @@ class TunedMedusa(MedusaTraining):
         return self.adapted.output(final).softmax(-1)
 
 
+def medusa_of(drafter: HeadDrafter[MedusaHeads]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the settings and tensors of Medusa's heads inside a whole model (layout B)."""
+    return medusa_inside(drafter.network)
+
+
+def masks_of(drafter: RiderDrafter) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the settings of a model that was tuned to fill in masks, which has no more tensors than any other."""
+    return masks_inside(drafter), {}
+
+
+Drafts = TypeVar("Drafts", bound=Drafter)
+
+
 def write_tuned(
-    adapted: AdaptedTarget, drafter: HeadDrafter[MedusaHeads], folder: Path, target: LanguageModel, *, card: str = ""
+    adapted: AdaptedTarget,
+    inside: Callable[[Drafts], tuple[Mapping[str, Any], Mapping[str, Tensor]]],
+    drafter: Drafts,
+    folder: Path,
+    target: LanguageModel,
+    *,
+    card: str = "",
 ) -> None:
-    """Write a tuned target, with Medusa's heads inside (layout B) and the tokenizer of the original.
+    """Write a tuned target as a whole model, with what drafts for it inside and the tokenizer of the original.
+
+    Args:
+        inside: what its configuration and its tensors have of the drafter.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    model, (settings, inside) = adapted.merged(), medusa_inside(drafter.network)
+    model, (settings, tensors) = adapted.merged(), inside(drafter)
     for name, value in settings.items():
         setattr(model.config, name, value)
     tokenizer = tokenizer_of(adapted.hidden[1])
-    weights = {**model.state_dict(), **{name: value.to(model.dtype).contiguous() for name, value in inside.items()}}
+    weights = {**model.state_dict(), **{name: value.to(model.dtype).contiguous() for name, value in tensors.items()}}
     try:
         with held_back():
             model.save_pretrained(folder, state_dict=weights)
