@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from polydraft.bench.head_table import head_page
+from polydraft.bench.speed import read_speed_results
 from polydraft.cli.benchmark import heads
 from polydraft.cli.benchmark.heads import run_heads
+from polydraft.drafters import RiderDrafter
+from polydraft.drafters.heads.formats.rider_folders import masks_inside
 from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head
 from polydraft.options.commands.bench_options import BenchHeadsOptions
 from polydraft.training import Drafting, HeadPlan, MadeHead
+from polydraft.training.heads.losses.tuned_target import Drift
 
 
 @pytest.fixture
@@ -24,8 +28,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[HeadPlan]:
     def made(target: Any, prompts: Any, work: Path, out: Path, plan: HeadPlan, noting: Any) -> MadeHead:
         assert len(prompts) > 20, "those that are measured are not among them"
         plans.append(plan)
-        shutil.copytree(embedded_head(), out)
-        return MadeHead(out, Drafting((0.5, 0.25), 1.625), 2_000_000, 12_345, 67.0)
+        drafting = Drafting((0.5, 0.25), 1.625)
+        if plan.kind != "space":
+            shutil.copytree(embedded_head(), out)
+            return MadeHead(out, drafting, 2_000_000, 12_345, 67.0)
+        shutil.copytree(embedded_head().parent / "target", out)
+        config = json.loads((out / "config.json").read_text())
+        (out / "config.json").write_text(json.dumps(config | masks_inside(RiderDrafter((7,) * 5))))
+        return MadeHead(out, drafting, 0, 12_345, 67.0, Drift(0.125, 0.75, 10))
 
     monkeypatch.setattr(heads, "make_head", made)
     return plans
@@ -61,6 +71,21 @@ def test_lines_for_machines_have_what_was_learnt(
     assert not (tmp_path / "table.md").exists()
 
 
+def test_a_tuned_target_runs_itself_and_is_compared_with_the_one_that_it_was(
+    trained: list[HeadPlan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_heads(asked(tmp_path, kinds=("mixing", "space"))) == 0
+    conditions, records = read_speed_results(tmp_path / "pair.jsonl")
+    assert [*conditions["arms"]] == ["plain", "draft-model", "mixing", "space", "untrained"]
+    assert [name for name, arm in conditions["arms"].items() if not arm["lossless"]] == ["space"]
+    assert {one.setup["drafter"] for one in records if one.arm == "space"} == {"riders"}
+    page, shown = (tmp_path / "table.md").read_text(), capsys.readouterr().out
+    assert "| law of a row | KL per token | same choice |" in page and "same choice" in shown
+    assert "| space | 0.00 | 67 | 12,345 | 0.50 0.25 | slot | 0.1250 | 75.0% |" in page
+    assert "| mixing | 2.00 | 67 | 12,345 | 0.50 0.25 | path | - | - |" in page
+    assert run_heads(asked(tmp_path, kinds=("mixing", "space"))) == 0 and len(trained) == 3
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -79,4 +104,5 @@ def test_what_cannot_be_measured_is_said_first(
 def test_the_table_is_that_of_the_records() -> None:
     folder = Path(__file__).parents[2] / "docs" / "heads"
     records = sorted(folder.glob("*.jsonl"))
+    assert "KL per token |" not in head_page(records), "records of before have no targets that learnt"
     assert records and (folder / "table.md").read_text() == head_page(records)

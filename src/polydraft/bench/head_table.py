@@ -12,6 +12,8 @@ from polydraft.bench.table import Table
 HEADS = "heads"
 """The part of a record's conditions that tells what each head learnt, by the name of its arm."""
 COLUMNS = ("head", "M parameters", "trained, s", "tokens learnt", "overlap by draft", "law of a row")
+DRIFTED = ("KL per token", "same choice")
+"""Columns that are there where a target learnt with its head."""
 MEASURED = ("tokens/call", "95 %", "speed-up", "95 %", "draft, passes")
 HEAD = """# Draft heads in one table
 
@@ -20,6 +22,8 @@ heads of a target learnt from the same text, by the same number of steps; *untra
 with. Overlap is the mean of sum_x min(target, head) on held-out text, given the text's own tokens above a draft. A
 row's law is that of its *path*, which knows the tokens drafted above it, or of its *slot*, which is the same for all
 nodes of a depth. All draft chains of five. *Draft, passes* is what drafting takes of a step, in plain passes.
+Where the target learnt too (`medusa-2`, `space`), the arm runs the tuned target, and its texts are exact for that one
+only: *KL per token* is KL(original || tuned), and *same choice* how often both have the same likeliest token.
 """
 
 
@@ -47,10 +51,13 @@ def head_table(heads: Mapping[str, Mapping[str, Any]], results: Sequence[ArmResu
     temperatures = sorted({one.temperature for one in results})
     plain = {one.temperature: one for one in results if one.arm == PLAIN}
     found = {(one.arm, one.temperature): one for one in results}
-    header = (*COLUMNS, *(f"T = {at:g}: {column}" for at in temperatures for column in MEASURED))
+    drifted = any(one.get("divergence") is not None for one in heads.values())
+    known = (*COLUMNS, *(DRIFTED if drifted else ()))
+    header = (*known, *(f"T = {at:g}: {column}" for at in temperatures for column in MEASURED))
     rows = list[tuple[str, ...]]()
     for arm in dict.fromkeys(one.arm for one in results if one.arm != PLAIN):
-        learnt = _learnt(heads.get(arm, {}))
+        head = heads.get(arm, {})
+        learnt = (*_learnt(head), *(_drifted(head) if drifted else ()))
         rows.append((f" {arm}", *learnt, *(c for at in temperatures for c in _cells(found[arm, at], plain[at]))))
     return Table(f"Heads of {name}", header, tuple(rows))
 
@@ -61,6 +68,12 @@ def _learnt(head: Mapping[str, Any]) -> tuple[str, ...]:
     overlaps = " ".join(f"{one:.2f}" for one in head["overlap"])
     seconds, tokens = f"{head['seconds']:.0f}", f"{head['tokens']:,}"
     return f"{head['parameters'] / 1e6:.2f}", seconds, tokens, overlaps, head["law"]
+
+
+def _drifted(head: Mapping[str, Any]) -> tuple[str, ...]:
+    if head.get("divergence") is None:
+        return (NOTHING,) * len(DRIFTED)
+    return f"{head['divergence']:.4f}", f"{head['agreement']:.1%}"
 
 
 def _cells(one: ArmResult, plain: ArmResult) -> tuple[str, ...]:

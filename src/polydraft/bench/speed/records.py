@@ -150,13 +150,25 @@ class MachineConditions:
 
 @dataclass(frozen=True)
 class HeadConditions:
-    """What a measured head is and learnt; `law` is what its rows know: the path, or their slot."""
+    """What a measured head is and learnt.
+
+    Args:
+        parameters: how many numbers it has.
+        tokens: how many it learnt from.
+        seconds: how long it learnt.
+        overlap: with the target's law on held-out text, by draft.
+        law: what its rows know: the path, or their slot.
+        divergence: KL(original || tuned) per token, of a target that learnt with it; None where it stayed.
+        agreement: how often both have the same likeliest token, likewise.
+    """
 
     parameters: int
     tokens: int
     seconds: float
     overlap: tuple[float, ...]
     law: str
+    divergence: float | None = None
+    agreement: float | None = None
 
 
 @dataclass(frozen=True)

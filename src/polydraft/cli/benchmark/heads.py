@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,26 @@ from polydraft.bench import USUAL, Prompt
 from polydraft.bench.environment import described
 from polydraft.bench.head_table import HEADS, head_page, head_table
 from polydraft.bench.prompts.prompt import encode
-from polydraft.bench.speed import SpeedResults, SpeedSettings, prompts_that_fit, speed_conditions, summarise_speed
+from polydraft.bench.speed import (
+    Arm,
+    SpeedResults,
+    SpeedSettings,
+    drafting_arm,
+    prompts_that_fit,
+    speed_conditions,
+    summarise_speed,
+)
 from polydraft.bench.speed.records import HeadConditions
 from polydraft.bench.speed.summary import overall
 from polydraft.bench.table import grouped
+from polydraft.catalogue import parse_policy
 from polydraft.cli.benchmark.arm_spelling import build_arms, spell_arm
 from polydraft.cli.benchmark.bench import kept, measure_all, print_json, print_table, settings_of
 from polydraft.cli.clashes import read_asked
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import notes_beside
 from polydraft.cli.process import INTERRUPTED, noted_interruption, stopped
+from polydraft.engine import load as load_whole
 from polydraft.errors import InvalidParameter, hint
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load
@@ -32,10 +42,11 @@ from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_h
 
 EVERY = 1_000_000
 """As many prompts as there are."""
-EMBEDDED, UNTRAINED = "embedded pair", "untrained"
-"""What the pair that ships is called, and the last row: a head of the first kind with its first weights."""
-ALL = tuple(kind for kind, maker in MAKERS.items() if not maker.tunes)
-"""The kinds that are measured unless some are named: those that leave the target as it is."""
+EMBEDDED, MODEL, UNTRAINED = "embedded pair", "draft-model", "untrained"
+"""What the pair that ships and the arm of its draft model are called, and the last row: a head of the first kind with
+its first weights."""
+ALL = (*MAKERS,)
+"""The kinds that are measured unless some are named."""
 TREE = "chain:5"
 """What every arm drafts, so that heads are compared alone and at equal depth."""
 MADE = "made.json"
@@ -63,9 +74,7 @@ def run_heads(request: BenchHeadsOptions) -> int:
         made = {name: _made(request, pair, folder, learn, notes) for name, folder in folders.items()}
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from where it was, in {request.work}")
-    arms = ["plain", *([f"name=draft-model drafter=model tree={TREE}"] if pair.draft is not None else [])]
-    arms += [f"name={name} drafter=model draft={folder} tree={TREE}" for name, folder in folders.items()]
-    built = build_arms(pair, [spell_arm(arm) for arm in arms], settings)
+    built = _arms(request, pair, folders, settings)
     fit = prompts_that_fit(pair, asked, settings)
     names = (request.target or EMBEDDED, None if request.target else EMBEDDED)
     conditions = {**speed_conditions(pair, built, settings, names, request.chat_template), HEADS: made}
@@ -101,12 +110,35 @@ def _folders(
     return {name: request.work / HEADS / f"{place}-{mark}" for name, place in called.items()}
 
 
+def _kind(folder: Path) -> str:
+    return folder.name.removeprefix(f"{UNTRAINED}-").rpartition("-")[0]
+
+
+def _arms(request: BenchHeadsOptions, pair: Pair, folders: Mapping[str, Path], settings: SpeedSettings) -> list[Arm]:
+    """Return plain decoding, the draft model if there is one, and an arm for each head."""
+    tuned = {name: folder for name, folder in folders.items() if MAKERS[_kind(folder)].tunes}
+    arms = ["plain", *([f"name={MODEL} drafter=model tree={TREE}"] if pair.draft is not None else [])]
+    arms += [f"name={name} drafter=model draft={one} tree={TREE}" for name, one in folders.items() if name not in tuned]
+    built = build_arms(pair, [spell_arm(arm) for arm in arms], settings)
+    built += [_tuned_arm(name, folder, request.device) for name, folder in tuned.items()]
+    order = {name: place for place, name in enumerate(folders)}
+    return sorted(built, key=lambda one: order.get(one.name, -1))
+
+
+def _tuned_arm(name: str, folder: Path, device: str) -> Arm:
+    """Return the arm of a target that learnt with its head: another target, and so not lossless for the given one."""
+    own = load_whole(folder, device=device)
+    told = f"target={folder} drafter=model tree={TREE} (weights {described(own.target)['weights']})"
+    arm = drafting_arm(name, own.target, own.draft, policy=parse_policy(TREE))
+    return replace(arm, lossless=False, description=told)
+
+
 def _made(
     request: BenchHeadsOptions, pair: Pair, folder: Path, learn: Sequence[Prompt], notes: Console
 ) -> Mapping[str, Any]:
     """Return what a head learnt, which is trained if it is not there."""
     if not (folder / MADE).is_file():
-        kind = folder.name.removeprefix(f"{UNTRAINED}-").rpartition("-")[0]
+        kind = _kind(folder)
         learns = not folder.name.startswith(UNTRAINED)
         recipe = HeadRecipe(steps=request.steps) if learns else HeadRecipe(steps=1, matrix_rate=0.0, other_rate=0.0)
         rows = request.rows if "official" in MAKERS[kind].fewer else None
@@ -116,7 +148,8 @@ def _made(
         noting = partial(noted_interruption, "this step")
         head = make_head(pair.target, prompts, request.work, folder, plan, noting)
         law = "path" if MAKERS[kind].path else "slot"
-        found = HeadConditions(head.parameters, head.tokens, head.seconds, head.drafting.overlap, law)
+        drift = (None, None) if head.drift is None else (head.drift.divergence, head.drift.agreement)
+        found = HeadConditions(head.parameters, head.tokens, head.seconds, head.drafting.overlap, law, *drift)
         (folder / MADE).write_text(json.dumps(asdict(found)))
     return json.loads((folder / MADE).read_text())
 
