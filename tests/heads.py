@@ -1,6 +1,7 @@
 """Small draft heads with random weights, and a target whose texts can be enumerated for them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -144,21 +145,24 @@ def every_head() -> dict[str, Drafter]:
 WALKS = ("mlp", "lstm", "lstm, own tables", "redrafter", "redrafter, summed", "hydra", "hydra, rows", "hydra++")
 
 
-def walk(kind: str, width: int = WIDTH, vocab: int = VOCAB, spread: float = 0.4) -> HeadDrafter[Any]:
-    """Return a head that walks, with random weights, three depths deep."""
+def walk(
+    kind: str, width: int = WIDTH, vocab: int = VOCAB, spread: float = 0.4, tokens: Tensor | None = None
+) -> HeadDrafter[Any]:
+    """Return a head that walks, with random weights, three depths deep, which drafts these tokens alone."""
+    rows = vocab if tokens is None else len(tokens)
     groups = 2 if width % 8 == 0 else 1
     prefix = Anatomy(width, 24, 2, groups, width // 2, rotation=Rotation(100.0))
     network: HeadNetwork = {
-        "mlp": lambda: MlpSpeculator(width, 12, vocab, 3, scaled=True),
-        "lstm": lambda: LstmSpeculator(width, 12, vocab, 3, scaled=True),
-        "lstm, own tables": lambda: LstmSpeculator(width, 12, vocab, 3, shared=False),
-        "redrafter": lambda: RecurrentHead(width, 2, vocab, depths=3),
-        "redrafter, summed": lambda: RecurrentHead(width, 1, vocab, 20, recurrent=False, depths=3),
+        "mlp": lambda: MlpSpeculator(width, 12, vocab, 3, rows=rows, scaled=True),
+        "lstm": lambda: LstmSpeculator(width, 12, vocab, 3, rows=rows, scaled=True),
+        "lstm, own tables": lambda: LstmSpeculator(width, 12, vocab, 3, rows=rows, shared=False),
+        "redrafter": lambda: RecurrentHead(width, 2, rows, depths=3),
+        "redrafter, summed": lambda: RecurrentHead(width, 1, rows, 20, recurrent=False, depths=3),
         "hydra": lambda: Hydra(width, 3, 1, None),
-        "hydra, rows": lambda: Hydra(width, 3, 3, vocab),
-        "hydra++": lambda: Hydra(width, 3, 4, vocab, prefix),
+        "hydra, rows": lambda: Hydra(width, 3, 3, rows),
+        "hydra++": lambda: Hydra(width, 3, 4, rows, prefix),
     }[kind]()
-    return HeadDrafter(_random(network, spread), HeadEnds())
+    return HeadDrafter(_random(network, spread), HeadEnds(tokens=tokens))
 
 
 class Seen(Toy):
@@ -192,6 +196,9 @@ class Seen(Toy):
     def unembedded(self, states: Tensor) -> Tensor:
         return states @ self.states[1].T
 
+    def output_rows(self, tokens: Tensor) -> Tensor:
+        return self.states[1][tokens]
+
 
 NARROW = {"heads": 2, "groups": 1, "channels": 2}
 TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
@@ -211,6 +218,21 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
 }
 """Heads for `Seen`, with so many tokens, and draft models for masks."""
+
+
+def of_few(head: str, tokens: Tensor, vocab: int) -> HeadDrafter[Any]:
+    """Return a head for `Seen` with so many tokens that drafts these alone, of the target's rows or of its own."""
+    if head in WALKS:
+        return walk(head, 4, vocab, tokens=tokens)
+    if head in TERMS:
+        drafter = block_drafter(head, vocab=vocab, rows=len(tokens), width=4, block=3, anatomy=NARROW)
+    else:
+        drafter = {"EAGLE": eagle_drafter, "P-EAGLE": parallel_drafter, "MTP": mtp_drafter}[head](4)
+    return replace(drafter, ends=HeadEnds(tokens=tokens))
+
+
+OF_FEW = (*WALKS, "mixing", *IN_PLACE, "EAGLE", "P-EAGLE", "MTP")
+"""The heads that `of_few` makes."""
 
 
 class RidingMemory(Memory):

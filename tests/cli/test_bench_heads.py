@@ -61,6 +61,12 @@ def test_heads_are_trained_once_measured_and_shown(
     assert page == (tmp_path / "table.md").read_text()
 
 
+def test_rows_are_cut_in_the_first_form_that_has_so_few(trained: list[HeadPlan], tmp_path: Path) -> None:
+    run_heads(asked(tmp_path, kinds=("mixing", "hydra", "eagle"), rows=2048))
+    found = {plan.kind: (plan.rows, plan.form) for plan in trained}
+    assert found == {"mixing": (2048, "official"), "hydra": (2048, "polydraft"), "eagle": (None, "official")}
+
+
 def test_lines_for_machines_have_what_was_learnt(
     trained: list[HeadPlan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Making heads: what the target writes, runs that go on where they were interrupted, and folders that draft."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Chain
-from polydraft.cli.train import run_train_head
+from polydraft.cli.train import plan_of, run_train_head
 from polydraft.drafters import HeadDrafter, owned_networks, write_block
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import HeadEnds
@@ -25,7 +26,7 @@ from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
 from polydraft.options.commands.making_options import TrainHeadOptions
 from polydraft.probs import Noise
-from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head
+from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, WritingPlan, make_head, usual_form
 from polydraft.training.heads.head_making import networks_of, run_name
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.new_heads import usual_reads
@@ -184,6 +185,17 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_fewer_rows_choose_a_form_that_has_so_few_unless_one_is_asked_for(kind: str) -> None:
+    assert plan_of(TrainHeadOptions(kind=kind)).form == "official"
+    fewer = MAKERS[kind].fewer
+    if fewer:
+        assert plan_of(TrainHeadOptions(kind=kind, rows=8)).form == ("official" if "official" in fewer else fewer[0])
+    if "official" not in fewer:
+        with pytest.raises(InvalidParameter, match=f"The official form of {re.escape(kind)} heads has all of a target"):
+            plan_of(TrainHeadOptions(kind=kind, rows=8, form="official"))
+
+
 @pytest.mark.long(1)
 @pytest.mark.parametrize("term", ["gated", "rnn"])
 @pytest.mark.parametrize("form", MAKERS["dspark"].forms)
@@ -257,12 +269,17 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_step_in_progress(tmp_path: Path
         ("eagle-3", 16),
         ("p-eagle", 16),
         ("falcon", None),
+        ("mtp", 16),
+        ("mlp", 16),
+        ("redrafter", 16),
+        ("hydra++", 16),
     ],
 )
 def test_a_head_goes_on_from_the_weights_of_another(kind: str, rows: int | None, tmp_path: Path) -> None:
-    first = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "first", plan(kind, rows=rows))
+    form = usual_form(kind, rows)
+    first = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "first", plan(kind, rows=rows, form=form))
     still = HeadRecipe(steps=1, texts=4, matrix_rate=0.0, other_rate=0.0, measure_every=1, save_every=1)
-    asked = replace(plan(kind, start=tmp_path / "first"), recipe=still)
+    asked = replace(plan(kind, start=tmp_path / "first", form=form), recipe=still)
     second = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "second", asked)
     assert second.drafting.overlap == pytest.approx(first.drafting.overlap, abs=5e-3)  # stored in bfloat16 in between
     one, other = (load_file(next((tmp_path / name).glob("*.safetensors"))) for name in ("first", "second"))
@@ -448,6 +465,8 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
         HeadPlan("medusa", rows=8)
     with pytest.raises(InvalidParameter, match="form of eagle heads has all of a target's tokens; leave rows out"):
         HeadPlan("eagle", rows=8)
+    with pytest.raises(InvalidParameter, match="The official form of hydra heads has all of a target's tokens; take"):
+        HeadPlan("hydra", rows=8)
     with pytest.raises(InvalidParameter, match="dspark has no rows that can be frozen; frozen rows are of eagle-3"):
         HeadPlan("dspark", HeadSize(frozen_rows=True))
     with pytest.raises(InvalidParameter, match="kind mixing has no term to choose; that is of dspark"):

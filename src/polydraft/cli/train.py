@@ -25,6 +25,7 @@ from polydraft.training import (
     export_pair,
     make_head,
     train_pair,
+    usual_form,
 )
 
 PARTS = ("tokenizer", "train.u32", "held_out.jsonl")
@@ -127,7 +128,7 @@ def plan_of(request: TrainHeadOptions) -> HeadPlan:
         WritingPlan(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed),
         HeadRecipe(steps=one.steps, matrix_rate=one.rate, other_rate=one.rate / 2, seed=one.seed),
         one.rows,
-        one.form,
+        one.form or usual_form(one.kind, one.rows),
         one.target or "the embedded target",
         one.start,
     )

@@ -40,6 +40,7 @@ from polydraft.drafters.heads.formats import (
     write_mtp,
     write_pass,
     write_redrafter,
+    write_walk,
 )
 from polydraft.drafters.itself import Recent, SelfDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
@@ -140,4 +141,5 @@ __all__ = [
     "write_mtp",
     "write_pass",
     "write_redrafter",
+    "write_walk",
 ]

@@ -1,7 +1,7 @@
 """Training: the embedded pair's corpus, recipe, losses, measurements and export; draft heads for any target."""
 
 from polydraft.training.export import Quality, export_pair, measure_quality
-from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head
+from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head, usual_form
 from polydraft.training.heads.loop import Drafting, HeadRecipe
 from polydraft.training.heads.makers import MAKERS
 from polydraft.training.heads.new_heads import LOSSES, HeadSize
@@ -38,5 +38,6 @@ __all__ = [
     "next_token_loss",
     "overlap_loss",
     "train_pair",
+    "usual_form",
     "write_own_text",
 ]

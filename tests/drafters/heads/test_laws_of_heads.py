@@ -11,7 +11,7 @@ import pytest
 import torch
 from choices import distance, law_of
 from doubles import tiny_model
-from heads import LATTICE, NARROW, RIDERS, TOY_HEADS, Riding, Seen, block_drafter, every_head
+from heads import LATTICE, NARROW, OF_FEW, RIDERS, TOY_HEADS, Riding, Seen, block_drafter, every_head, of_few
 from torch import Tensor
 
 import polydraft
@@ -122,6 +122,20 @@ FEW = [
 @pytest.mark.parametrize("head", OTHERS)
 def test_other_heads_write_the_targets_law(head: str, case: Case) -> None:
     check_law(head, case, 2)
+
+
+FEW_TOKENS = torch.tensor([0, 2])
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("head", OF_FEW)
+def test_heads_of_few_tokens_write_the_targets_law(head: str, case: Case) -> None:
+    """Their rows are laws of two tokens of three, of which the third is never drafted."""
+    target = Seen(3)
+    law, failures = law_of(target, of_few(head, FEW_TOKENS, 3), case.rule, case.policy, [PROMPT], 3, steps=1)
+    assert not failures
+    assert distance(law, target.texts(PROMPT, 3)) < 1e-12
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from polydraft.errors import InvalidParameter, hint
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load
 from polydraft.options.commands.bench_options import BenchHeadsOptions
-from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_head
+from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_head, usual_form
 
 EVERY = 1_000_000
 """As many prompts as there are."""
@@ -141,8 +141,9 @@ def _made(
         kind = _kind(folder)
         learns = not folder.name.startswith(UNTRAINED)
         recipe = HeadRecipe(steps=request.steps) if learns else HeadRecipe(steps=1, matrix_rate=0.0, other_rate=0.0)
-        rows = request.rows if "official" in MAKERS[kind].fewer else None
-        plan = HeadPlan(kind, writing=WritingPlan(tokens=request.tokens), recipe=recipe, rows=rows)
+        rows = request.rows if MAKERS[kind].fewer else None
+        form, writing = usual_form(kind, rows), WritingPlan(tokens=request.tokens)
+        plan = HeadPlan(kind, writing=writing, recipe=recipe, rows=rows, form=form)
         notes.print(f"{kind}: {recipe.steps} steps.", soft_wrap=True)
         prompts = plan.writing.fitting([encode(pair, one)[0] for one in learn])
         noting = partial(noted_interruption, "this step")

@@ -96,8 +96,11 @@ class TrainHeadOptions:
     work: Path = FOLDER.but(
         help="The target's text and checkpoints; an interrupted run goes on from here.", panel=OUTPUT
     ).usually(Path("head-work"))
-    form: str = option(
-        "official", "Form of the folder: official, or speculators (medusa: vllm; dspark: deepspec too).", OUTPUT
+    form: str | None = option(
+        None,
+        "Form of the folder: official, or speculators (medusa: vllm; dspark: deepspec too; hydra, mlp and others that "
+        "walk: polydraft). Default: official, or with --rows the first that has so few.",
+        OUTPUT,
     )
     as_json: bool = JSON.usually(False)
     target: str | None = TARGET.usually(None)

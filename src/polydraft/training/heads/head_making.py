@@ -93,6 +93,16 @@ def _told(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else " x ".join(map(str, shape)) or "one number"
 
 
+def usual_form(kind: str, rows: int | None) -> str:
+    """Return the form that a kind's folders have unless another is asked for.
+
+    It is the official one, but for heads of fewer tokens than their target where that holds none: then the first that
+    does.
+    """
+    fewer = MAKERS[kind].fewer if kind in MAKERS and rows is not None else ()
+    return OFFICIAL if OFFICIAL in fewer else (*fewer, OFFICIAL)[0]
+
+
 @dataclass(frozen=True)
 class HeadPlan:
     """Everything that a head is made by.
@@ -103,7 +113,8 @@ class HeadPlan:
         writing: the target's text.
         recipe: the training run.
         rows: how many of the target's tokens it drafts, those that the target wrote most often; None for all.
-        form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark.
+        form: of the folder: official, or another that the family has: speculators, vllm of Medusa, deepspec of DSpark,
+            polydraft of walks.
         name: what the target is called on the card.
         start: the folder of a head of the same kind, whose weights, sizes and tokens it begins with; or None. A block
             head may begin with one that has another term: then the term and the confidence head are new. A draft model

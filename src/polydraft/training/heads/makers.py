@@ -40,6 +40,7 @@ from polydraft.drafters.heads.paths import Markov, Mixing, PathTerm
 from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
+from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.parallel import DEPTH
 from polydraft.errors import InvalidParameter, shown
@@ -53,7 +54,7 @@ from polydraft.training.heads.losses.eagles import (
     MtpTraining,
     own_rows,
 )
-from polydraft.training.heads.losses.last_state_training import MedusaTraining, WalkTraining, new_heads
+from polydraft.training.heads.losses.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
 from polydraft.training.heads.losses.masked_training import PardTraining, begun_with, new_draft_model, write_pard
 from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.losses.rider_training import PassTraining, SpaceTraining, check_branches
@@ -81,6 +82,7 @@ from polydraft.training.heads.new_heads import (
     MOST_BLOCKS,
     MOST_DEPTHS,
     OFFICIAL,
+    OWN,
     PASSES,
     PLACES,
     RANK,
@@ -358,25 +360,23 @@ def _speculator(
     (vocab, width), given = ends.embedding.shape, start if isinstance(start, kind) else None
     inner, depths = (width, DRAFTS) if given is None else (given.inner, given.depths)
     like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
-    network = kind(width, inner, vocab, size.drafts or depths, scaled=given is None or given.scaled, **like)
-    drafter = HeadDrafter(network, HeadEnds())
-    return NewHead(WalkTraining(network, ends, MEDUSA_LOSSES[size.loss]), drafter, write_mlp)
+    scaled, rows = given is None or given.scaled, len(ends.rows)
+    network = kind(width, inner, vocab, size.drafts or depths, rows=rows, scaled=scaled, **like)
+    return _walked(network, ends, MEDUSA_LOSSES[size.loss], write_mlp)
 
 
 def _redrafter(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
-    (vocab, width), given = ends.embedding.shape, start if isinstance(start, RecurrentHead) else None
+    width, given = ends.embedding.shape[1], start if isinstance(start, RecurrentHead) else None
     layers, inner = (2, None) if given is None else (len(given.blocks), given.inner)
     depths = size.drafts or (DRAFTS if given is None else given.depths)
     recurrent = given is None or given.recurrent
-    network = RecurrentHead(width, size.layers or layers, vocab, inner, recurrent=recurrent, depths=depths)
+    network = RecurrentHead(width, size.layers or layers, len(ends.rows), inner, recurrent=recurrent, depths=depths)
     if network.inner == 2 * width:
         with torch.no_grad():  # what the target makes of h alone is a beginning
             network.lm_head.weight.copy_(nn.functional.pad(ends.rows, (0, width)))
-    return NewHead(
-        WalkTraining(network, ends, MEDUSA_LOSSES[size.loss]), HeadDrafter(network, HeadEnds()), write_redrafter
-    )
+    return _walked(network, ends, MEDUSA_LOSSES[size.loss], write_redrafter)
 
 
 def _hydra(
@@ -395,9 +395,13 @@ def _hydra(
     if given is not None:
         depths, layers = size.drafts or given.depths, size.layers or given.layers
     anatomy = (anatomy_for(target, size) if prefixed else None) if given is None else given.anatomy
-    network = Hydra(width, depths, layers, None if given is None else given.vocab_size, anatomy)
+    network = Hydra(width, depths, layers, None if given is None else given.own_rows, anatomy)
     loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
-    return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds()), write_hydra)
+    return _walked(network, ends, loss, write_hydra)
+
+
+def _walked(network: WalkedHead, ends: TargetEnds, loss: RowLoss | None, writer: Callable[..., None]) -> NewHead:
+    return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds(tokens=ends.tokens)), writer)
 
 
 def _pard(
@@ -425,8 +429,8 @@ def _pass(
 
 _walk = partial(
     HeadMaker,
-    other_forms=(),
-    fewer=(),
+    other_forms=(OWN,),
+    fewer=(OWN,),
     losses=(*MEDUSA_LOSSES,),
     most_drafts=MOST_DEPTHS,
     most_layers=MOST_BLOCKS,
@@ -440,8 +444,8 @@ MAKERS: Mapping[str, HeadMaker] = {
     "redrafter": _walk(_redrafter),
     "hydra": _walk(partial(_hydra, False)),
     "hydra++": _walk(partial(_hydra, True)),
-    "pass": _walk(_pass, most_layers=0, path=False),
-    "space": _walk(_space, most_layers=0, path=False, tunes=True, starts=False),
+    "pass": _walk(_pass, other_forms=(), fewer=(), most_layers=0, path=False),
+    "space": _walk(_space, other_forms=(), fewer=(), most_layers=0, path=False, tunes=True, starts=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": _of_layers(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from polydraft.drafters import (
-    Drafter,
-)
+from polydraft.drafters import Drafter, write_walk
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, RecurrentMarkov
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import InvalidParameter, hint
@@ -40,8 +38,9 @@ PASSES, DECAY_OF_MTP = 3, 0.6
 """FastMTP's number of passes over a text, and how much less each counts than the one before it."""
 DRAFTS, RANK = 6, 64
 """How many tokens deep heads usually draft, and the usual rank of DSpark's term."""
-OFFICIAL, SPECULATORS, VLLM, DEEPSPEC = "official", "speculators", "vllm", "deepspec"
-"""The forms of folders: the usual one of a family's trainers, and others that some families have."""
+OFFICIAL, SPECULATORS, VLLM, DEEPSPEC, OWN = "official", "speculators", "vllm", "deepspec", "polydraft"
+"""The forms of folders: the usual one of a family's trainers, and others that some families have; the last is of walks,
+and this package's own."""
 LOSSES = ("published", "entropy", "acceptance", "d-pace", "lk-alpha", "lk-lambda")
 """What heads may learn by: their authors' losses; cross entropy alone; 0.1 of cross entropy and 1.8 of the total
 variation, which is what is rejected (DSpark's authors take it); cross entropy with D-PACE's weights, for block heads;
@@ -111,7 +110,8 @@ class NewHead:
 
     def write(self, folder: Path, target: HuggingFaceModel, form: str, card: str) -> None:
         """Write the drafter as a folder of a form of its family, with the text of its card."""
-        self.writer(self.drafter, folder, target, card=card, **({} if form == OFFICIAL else {form: True}))
+        writer: Callable[..., None] = write_walk if form == OWN else self.writer
+        writer(self.drafter, folder, target, card=card, **({} if form in (OFFICIAL, OWN) else {form: True}))
 
 
 @dataclass(frozen=True)

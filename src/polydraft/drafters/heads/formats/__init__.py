@@ -6,6 +6,7 @@ from polydraft.drafters.heads.formats.falcon_folders import write_falcon
 from polydraft.drafters.heads.formats.head_kinds import has_head_inside, is_head, load_head
 from polydraft.drafters.heads.formats.last_state_folders import write_medusa
 from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
+from polydraft.drafters.heads.formats.own_walk_folders import write_walk
 from polydraft.drafters.heads.formats.rider_folders import own_riders, write_pass
 from polydraft.drafters.heads.formats.walk_folders import write_hydra, write_mlp, write_redrafter
 
@@ -25,4 +26,5 @@ __all__ = [
     "write_mtp",
     "write_pass",
     "write_redrafter",
+    "write_walk",
 ]

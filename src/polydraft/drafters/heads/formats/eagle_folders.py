@@ -23,12 +23,12 @@ from polydraft.drafters.heads.formats.folder_fields import (
     Shapes,
     Tensors,
     classes_of,
-    draft_tokens,
     embeddings_of,
     output_rows_of,
     sizes_of,
     speculator,
     target_tokens,
+    tokens_of_rows,
     write_head,
 )
 from polydraft.drafters.heads.parallel_eagle import DRAFTS, MOST_DRAFTS, ParallelEagle
@@ -310,14 +310,10 @@ def _reads(fields: Fields, target_layers: int | None) -> tuple[int, ...]:
 
 def _own_ends(fields: Fields, tensors: Tensors, width: int) -> HeadEnds:
     """Return EAGLE-3's ends: output rows of its own, for tokens of its own; they are never the embeddings."""
-    tokens = draft_tokens(tensors)
     told = fields.get("draft_vocab_size")
     rows = tensors.output_rows(width, None if told is None else fields.count("draft_vocab_size", each=width))
-    count, vocab = rows.out_features, None if fields.get("vocab_size") is None else fields.count("vocab_size")
-    if tokens is None and vocab is not None and count < vocab:
-        raise tensors.incomplete(f"d2t is missing, and it has {count} of {vocab} tokens")
-    if tokens is not None and len(tokens) != count:
-        raise tensors.damaged(f"d2t names {len(tokens)} tokens, and lm_head.weight has {count} rows")
+    vocab = None if fields.get("vocab_size") is None else fields.count("vocab_size")
+    tokens = tokens_of_rows(tensors, rows.out_features, vocab)
     if tokens is not None:
         tokens, order = tokens.sort()
         with torch.no_grad():

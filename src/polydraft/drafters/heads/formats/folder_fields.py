@@ -290,6 +290,19 @@ class Tensors:
         self.left[name] = found
         return found.shape[0], found.shape[1]
 
+    def shaped(self, name: str, like: Tensor) -> Tensor:
+        """Return a tensor of the shape of another, and leave it to be taken.
+
+        Raises:
+            CheckpointError: it is missing, or has another shape.
+        """
+        found = self.take(name)
+        if found.shape != like.shape:
+            shape = list(like.shape)
+            raise self.damaged(f"{name} has shape {list(found.shape)}, and its config.json asks for {shape}")
+        self.left[name] = found
+        return found
+
     def drop(self, *names: str) -> None:
         """Leave out tensors that say nothing new, where they are there."""
         for name in names:
@@ -310,10 +323,8 @@ class Tensors:
 
     def put(self, wanted: str, place: Tensor) -> None:
         """Put one tensor into its place; errors are those of `fill`."""
-        found = self.take(wanted)
-        if found.shape != place.shape:
-            shape = list(place.shape)
-            raise self.damaged(f"{wanted} has shape {list(found.shape)}, and its config.json asks for {shape}")
+        found = self.shaped(wanted, place)
+        del self.left[wanted]
         if not bool(torch.isfinite(found).all()):
             raise self.damaged(f"{wanted} holds values that are no numbers")
         with torch.no_grad():
@@ -401,6 +412,20 @@ def draft_tokens(tensors: Tensors) -> Int[Tensor, " v"] | None:
             raise tensors.damaged("d2t and t2d name different tokens")
     if int(tokens.min()) < 0 or len(tokens.unique()) != len(tokens):
         raise tensors.damaged("d2t names a token twice, or one below 0")
+    return tokens
+
+
+def tokens_of_rows(tensors: Tensors, rows: int, vocab: int | None) -> Int[Tensor, " v"] | None:
+    """Take the tokens that a head of so many rows drafts; None if these are all of its target's `vocab`.
+
+    Raises:
+        CheckpointError: they are missing, or others than the rows.
+    """
+    tokens = draft_tokens(tensors)
+    if tokens is None and vocab is not None and rows < vocab:
+        raise tensors.incomplete(f"d2t is missing, and it has {rows} of {vocab} tokens")
+    if tokens is not None and len(tokens) != rows:
+        raise tensors.damaged(f"d2t names {len(tokens)} tokens, and it has {rows} output rows")
     return tokens
 
 

@@ -26,6 +26,7 @@ from polydraft.drafters.heads.formats.last_state_folders import (
     read_medusa,
 )
 from polydraft.drafters.heads.formats.mtp_folders import holds_mtp, is_mtp, read_mtp
+from polydraft.drafters.heads.formats.own_walk_folders import holds_walk, is_walk, read_walk
 from polydraft.drafters.heads.formats.rider_folders import holds_pass, is_pass, read_pass
 from polydraft.drafters.heads.formats.walk_folders import (
     holds_hydra,
@@ -68,6 +69,7 @@ KINDS: tuple[HeadKind, ...] = (
     HeadKind("MLP speculator", is_mlp, holds_mlp, read_mlp),
     HeadKind("Hydra", is_hydra, holds_hydra, read_hydra),
     HeadKind("ReDrafter", is_redrafter, holds_redrafter, read_redrafter),
+    HeadKind("walk", is_walk, holds_walk, read_walk),
     HeadKind("MTP", is_mtp, holds_mtp, read_mtp),
     HeadKind("PaSS", is_pass, holds_pass, read_pass),
 )

@@ -31,7 +31,7 @@ from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.drafters.heads.walks.hydra import Hydra, HydraHead
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import GATES, LstmSpeculator, MlpSpeculator
-from polydraft.errors import CheckpointError, shown
+from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, PlainFolder, write_plain
 
 MOST_STAGES = 16
@@ -108,7 +108,7 @@ def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDraft
     if method:
         _check_sizes(fields, inner)
     depths = fields.count("n_predict", 1, most=MOST_STAGES, each=0 if tied else 2 * vocab * inner)
-    sizes = {"width": width, "inner": inner, "vocab": vocab, "depths": depths, "scaled": scaled}
+    sizes = {"width": width, "inner": inner, "vocab_size": vocab, "depths": depths, "scaled": scaled}
     network = LstmSpeculator(**sizes, shared=shared) if method == LSTM else MlpSpeculator(**sizes)
     for depth in range(depths) if shared else ():
         if tensors.has(f"forget_emb.{depth}.weight"):
@@ -167,8 +167,10 @@ def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: Languag
 
     Raises:
         CheckpointError: it cannot be written.
+        InvalidParameter: it drafts fewer tokens than the target has.
     """
     network = drafter.network
+    _check_all(drafter, "IBM's and Snowflake's")
     gated = network if isinstance(network, LstmSpeculator) else None
     config: dict[str, Any] = {"model_type": "mlp_speculator", "tie_weights": False, "n_predict": network.depths}
     config |= {"vocab_size": target.facts.vocab_size, "scale_input": network.scaled}
@@ -186,6 +188,14 @@ def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: Languag
         for own, name in names(depth).items()
     }
     write_plain(folder, config, tensors, card)
+
+
+def _check_all(drafter: HeadDrafter[Any], whose: str) -> None:
+    if drafter.ends.tokens is not None:
+        count = len(drafter.ends.tokens)
+        raise InvalidParameter(
+            f"{whose} form has all of a target's tokens, and the head {count}; take polydraft's (write_walk)."
+        )
 
 
 def is_redrafter(config: Mapping[str, Any]) -> bool:
@@ -237,8 +247,10 @@ def write_redrafter(
 
     Raises:
         CheckpointError: it cannot be written.
+        InvalidParameter: it drafts fewer tokens than the target has.
     """
     network = drafter.network
+    _check_all(drafter, "Apple's")
     config = {"model_type": "recurrent_drafting_drafter", "architectures": ["RecurrentDraftingModel"]}
     config |= {"vocab_size": target.facts.vocab_size, "hidden_size": network.width, "exit_dim": network.inner}
     config |= {"num_draft_layers": len(network.blocks), "rnn": network.recurrent, "num_drafts": network.depths}
@@ -347,11 +359,11 @@ def write_hydra(drafter: HeadDrafter[Hydra], folder: Path, target: LanguageModel
     """Write Hydra's heads as a folder; heads that share the target's output rows get copies of them.
 
     Raises:
-        CheckpointError: it cannot be written, or the heads draft fewer tokens than the target has.
+        CheckpointError: it cannot be written.
+        InvalidParameter: they draft fewer tokens than the target has.
     """
     network = drafter.network
-    if drafter.ends.tokens is not None:
-        raise CheckpointError(f"Hydra's folders have no heads of fewer tokens: {shown(str(folder))} cannot be written.")
+    _check_all(drafter, "Hydra's")
     config: dict[str, Any] = {"hydra_head_arch": PREFIX if network.prefix else PLAIN, "grounded_heads": True}
     config |= {"hydra_num_heads": network.depths, "hydra_num_layers": network.layers, "hidden_state_offset": 0}
     config |= {"vocab_size": target.facts.vocab_size}
@@ -361,7 +373,7 @@ def write_hydra(drafter: HeadDrafter[Hydra], folder: Path, target: LanguageModel
         config |= {name: sizes[name] for name in ("num_attention_heads", "rms_norm_eps", "rope_theta", "rope_scaling")}
         tensors |= {f"{PREFIX_LAYER}layers.0.{name}": one for name, one in network.prefix.named_parameters()}
         tensors[f"{PREFIX_LAYER}norm.weight"] = network.norm.weight
-    rows = None if network.vocab_size is not None else output_rows_of(HeadEnds(), target)
+    rows = None if network.own_rows is not None else output_rows_of(HeadEnds(), target)
     for place in range(network.depths):
         head, names = cast(HydraHead, network.head(place)), _hydra_names(network, place)
         own = dict(head.named_parameters())

@@ -82,7 +82,7 @@ class Hydra(WalkedHead):
     def __init__(self, width: int, depths: int, layers: int, rows: int | None, prefix: Anatomy | None = None) -> None:
         super().__init__()
         self.width = self.target_width = width
-        self.depths, self.layers, self.vocab_size, self.anatomy = depths, layers, rows, prefix
+        self.depths, self.layers, self.own_rows, self.anatomy = depths, layers, rows, prefix
         self.heads = nn.ModuleList(HydraHead(width, place, layers, rows) for place in range(depths))
         self.prefix = None if prefix is None else Layer(prefix)
         self.norm = None if prefix is None else Norm(width, prefix.eps)

@@ -50,7 +50,8 @@ class RecurrentHead(WalkedHead):
     ) -> None:
         super().__init__()
         self.width = self.target_width = width
-        self.recurrent, self.inner, self.depths, self.vocab_size = recurrent, inner or 2 * width, depths, rows
+        self.recurrent, self.inner, self.layers = recurrent, inner or 2 * width, layers
+        self.depths, self.own_rows = depths, rows
         self.rnn_u = nn.Linear(width, width) if recurrent else None
         self.rnn_w = nn.Linear(width, width, bias=False) if recurrent else None
         self.input_proj = None if inner in (None, 2 * width) else nn.Linear(2 * width, self.inner)

@@ -44,12 +44,12 @@ class ShiftedNorm(nn.Module):
 class SpeculatorStage(nn.Module):
     """One depth: a token and the state above it become a state, and logits."""
 
-    def __init__(self, width: int, inner: int, vocab: int) -> None:
+    def __init__(self, width: int, inner: int, vocab: int, rows: int) -> None:
         super().__init__()
         self.emb = nn.Embedding(vocab, inner)
         self.proj = nn.Linear(width, inner, bias=False)
         self.ln = ShiftedNorm(inner)
-        self.lm_head = nn.Linear(inner, vocab, bias=False)
+        self.lm_head = nn.Linear(inner, rows, bias=False)
 
     def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
         """Return the states behind these tokens; `scale` is c."""
@@ -64,13 +64,13 @@ class GatedStage(nn.Module):
         shared: whether the gates share one table.
     """
 
-    def __init__(self, width: int, inner: int, vocab: int, *, shared: bool) -> None:
+    def __init__(self, width: int, inner: int, vocab: int, rows: int, *, shared: bool) -> None:
         super().__init__()
         names = GATES[:1] if shared else GATES
         self.emb = nn.ModuleDict({gate: nn.Embedding(vocab, inner) for gate in names})
         self.proj = nn.ModuleDict({gate: nn.Linear(width, inner, bias=False) for gate in GATES})
         self.cell_ln, self.state_ln = ShiftedNorm(inner), ShiftedNorm(inner)
-        self.lm_head = nn.Linear(inner, vocab, bias=False)
+        self.lm_head = nn.Linear(inner, rows, bias=False)
 
     def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
         """Return the states behind these tokens; `scale` is c."""
@@ -91,8 +91,9 @@ class MlpSpeculator(WalkedHead):
     Args:
         width: the target's width.
         inner: the width d of the states.
-        vocab: how many tokens embeddings and logits have.
+        vocab_size: how many tokens embeddings have.
         depths: how many stages n.
+        rows: how many tokens logits have; None for as many as embeddings.
         scaled: whether the target's state is divided by sqrt(2) rms.
 
     Raises:
@@ -102,19 +103,22 @@ class MlpSpeculator(WalkedHead):
     name = "mlp speculator"
     title = "An MLP speculator"
 
-    def __init__(self, width: int, inner: int, vocab: int, depths: int, *, scaled: bool = False) -> None:
+    def __init__(
+        self, width: int, inner: int, vocab_size: int, depths: int, *, rows: int | None = None, scaled: bool = False
+    ) -> None:
         super().__init__()
         if depths < 1:
             raise InvalidParameter(f"A speculator has at least one stage, but is to have {depths}.")
         self.width = self.target_width = width
         self.inner, self.scaled, self.depths = inner, scaled, depths
-        self.vocab_size = self.vocab = vocab
+        self.vocab_size, self.own_rows = vocab_size, vocab_size if rows is None else rows
+        self.tables = vocab_size, self.own_rows
         self.stages = nn.ModuleList(self._made(inner if depth else width) for depth in range(depths))
         kept = 0.5 ** (0.5 / depths)
         self.scale = math.sqrt((1 - kept**2) * inner / 2) / kept
 
     def _made(self, width: int) -> nn.Module:
-        return SpeculatorStage(width, self.inner, self.vocab)
+        return SpeculatorStage(width, self.inner, *self.tables)
 
     def stage(self, depth: int) -> nn.Module:
         """Return the stage of a depth, from 0."""
@@ -145,13 +149,21 @@ class LstmSpeculator(MlpSpeculator):
     title = "An LSTM speculator"
 
     def __init__(
-        self, width: int, inner: int, vocab: int, depths: int, *, scaled: bool = False, shared: bool = True
+        self,
+        width: int,
+        inner: int,
+        vocab_size: int,
+        depths: int,
+        *,
+        rows: int | None = None,
+        scaled: bool = False,
+        shared: bool = True,
     ) -> None:
         self.shared = shared
-        super().__init__(width, inner, vocab, depths, scaled=scaled)
+        super().__init__(width, inner, vocab_size, depths, rows=rows, scaled=scaled)
 
     def _made(self, width: int) -> nn.Module:
-        return GatedStage(width, self.inner, self.vocab, shared=self.shared)
+        return GatedStage(width, self.inner, *self.tables, shared=self.shared)
 
     def rows(self, states: States, depth: int, output: Output) -> Float[Tensor, "*b v"]:
         """Return the rows of s, which stands before the cell."""

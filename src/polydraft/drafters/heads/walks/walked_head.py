@@ -38,11 +38,13 @@ class WalkedHead(LastStateHead):
             like any other, but a poor one.
         embeds: whether it reads the target's embeddings of the tokens, not tables of its own.
         vocab_size: how many tokens its own tables have; None where it has none.
+        own_rows: how many output rows it has of its own, one for each of its tokens; None where it takes the target's.
     """
 
     depths: int
     embeds = False
     vocab_size: int | None = None
+    own_rows: int | None = None
 
     @abstractmethod
     def begin(self, hidden: Float[Tensor, "*b w"]) -> States:
@@ -81,6 +83,7 @@ class WalkedHead(LastStateHead):
     def check(self, target: LanguageModel, ends: HeadEnds) -> None:
         """Check that a target may have as many tokens as the head was trained for, and it knows all that it has."""
         MadeFor(self.vocab_size).check(target)
+        MadeFor(self.own_rows if ends.tokens is None else None).check(target)
 
     def root(self, memory: Any, text: Text, ends: BoundEnds) -> "tuple[WalkPass, Any]":
         """Take the state of the token before the root."""
