@@ -227,6 +227,7 @@ def rules() -> list[Case]:
         numbers(verifiers.TypicalAcceptance, {}, "epsilon", "delta"),
         numbers(verifiers.TopBeta, {}, "beta", "tau"),
         numbers(verifiers.Lenient, {}, "lenience"),
+        numbers(verifiers.Rollback, {}, "threshold"),
         *(
             Case(lift, {}, {"rule": [*OBJECTS, verifiers.Lenient()]})
             for lift in (verifiers.TopDown, verifiers.BottomUp)

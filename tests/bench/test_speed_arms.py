@@ -25,7 +25,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.models.tiny import tiny_draft, tiny_target
 from polydraft.trees import Chain
-from polydraft.verifiers import TopDown, TypicalAcceptance
+from polydraft.verifiers import Rollback, TopDown, TypicalAcceptance
 
 PROMPT = torch.tensor([[1, 2, 3, 4, 1, 2, 3]])
 SHORT = torch.tensor([[5, 1, 2]])
@@ -181,6 +181,7 @@ def test_an_arm_tells_what_it_did(target: PreTrainedModel, draft: PreTrainedMode
     assert done.setup["tree"] == "chain:2 (2 drafts, 1 + 1 by depth)" and done.setup["scheme"] == "top-k"
     assert plain_arm(target).run(PromptBatch.of([PROMPT]), 0.0, 4, 0).setup == {"drafter": "none"}
     assert not drafting_arm("lossy", target, draft, TopDown(TypicalAcceptance())).lossless
+    assert not drafting_arm("rollback", target, draft, Rollback(threshold=0.0)).lossless
 
 
 def test_a_batch_is_padded_on_the_left() -> None:

@@ -35,6 +35,27 @@ CLASHES: dict[str, tuple[tuple[str, ...], str]] = {
     "a tree for nothing": (("generate", "x", "--drafter", "none", "--tree", "3"), "leave --tree out"),
     "an empty tree": (("generate", "x", "--tree", ""), "A tree"),
     "a rule for nothing": (("generate", "x", "--drafter", "none", "--verifier", "naive"), "leave --verifier out"),
+    "a greedy rule that samples": (
+        ("generate", "x", "--target", "nowhere", "--verifier", "rollback:2", "--temperature", "1"),
+        "The verifier rollback:2 is for temperature 0 alone, but the temperature is 1",
+    ),
+    "a greedy rule that samples texts": (
+        ("generate", *FILE, "--verifier", "rollback", "--temperature", "0.5"),
+        "The verifier rollback:3 is for temperature 0 alone, but the temperature is 0.5",
+    ),
+    "a greedy rule that samples arms": (
+        ("bench", "--target", "nowhere", "--arm", "verifier=rollback:2.5 tree=chain:4"),
+        "The verifier rollback:2.5 is for temperature 0 alone, but the temperature is 1",
+    ),
+    "a greedy rule whose cost is sampled": (
+        ("bench", "rules", "--target", "nowhere", "--draft", "nowhere", "--verifier", "rollback:2"),
+        "The verifier rollback:2 is for temperature 0 alone, but the temperature is 1",
+    ),
+    "a rule with a word for a number": (
+        ("generate", "x", "--verifier", "rollback:much"),
+        "takes a number behind its colon, its threshold, not 'much'",
+    ),
+    "a rule with a number that takes none": (("generate", "x", "--verifier", "naive:3"), "'naive:3' is not known"),
     "a scheme for nothing": (
         ("generate", "x", "--drafter", "none", "--scheme", "iid"),
         "--drafter none drafts nothing; leave --scheme out",

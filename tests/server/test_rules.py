@@ -9,11 +9,13 @@ from fastapi.testclient import TestClient
 from serving import PROMPT, ask, chunks, client
 
 LOSSY = {"drafter": "model", "verifier": "typical"}
+ROLLBACK = {"drafter": "model", "verifier": "rollback:2", "tree": "confident:10:0.6"}
 RULES: list[tuple[dict[str, Any], str, bool]] = [
     ({"speculative": LOSSY}, "typical acceptance", False),
     ({"speculative": LOSSY, "n": 2, "echo": True, "logprobs": 1}, "typical acceptance", False),
     ({"speculative": {"drafter": "model", "verifier": "lenient"}, "prompt": ["a", "b"]}, "lenient", False),
     ({"speculative": {"drafter": "model", "verifier": "top-beta"}}, "top-beta", False),
+    ({"speculative": ROLLBACK, "temperature": 0}, "rollback:2", False),
     ({"speculative": {"drafter": "model", "verifier": "block"}}, "block verification", True),
 ]
 
@@ -67,3 +69,19 @@ def test_what_is_not_verified_has_no_rule(app: TestClient) -> None:
     card = app.get("/v1/models").json()["data"][0]
     assert card["lossless"] is True and json.dumps(card["verifier"]) != "null"
     assert app.get("/polydraft/options").json()["defaults"]["lossless"] is True
+
+
+def test_a_rule_for_temperature_0_alone_is_refused_above_it(app: TestClient) -> None:
+    told = "The verifier rollback:2 is for temperature 0 alone, but the temperature is 1"
+    for speculative, more in ((ROLLBACK, told), ({**ROLLBACK, "verifier": "rollback:x"}, "takes a number behind")):
+        answer = app.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4, "speculative": speculative})
+        assert answer.status_code == 400 and more in answer.json()["error"]["message"]
+
+
+def test_a_server_may_have_a_rule_for_temperature_0_alone() -> None:
+    with client(drafter="model", verifier="rollback:2", tree="chain:4") as found:
+        rule = {"verifier": "rollback:2", "lossless": False}
+        assert rule.items() <= ask(found, temperature=0)["polydraft"].items()
+        assert rule.items() <= found.get("/v1/models").json()["data"][0].items()
+        refused = found.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        assert refused.status_code == 400 and "for temperature 0 alone" in refused.json()["error"]["message"]

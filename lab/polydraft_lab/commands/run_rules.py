@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from polydraft.bench.table import Table, grouped
-from polydraft.catalogue import scheme_by_name
+from polydraft.catalogue import rule_line, scheme_by_name
 from polydraft.cli.benchmark.bench import settings_of
 from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import notes_beside
@@ -16,7 +16,7 @@ from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import Pair
 from polydraft.schemes import Scheme
-from polydraft.verifiers import NodeVerifier, TreeVerifier
+from polydraft.verifiers import NodeVerifier, TreeVerifier, require_greedy
 from polydraft_lab.commands.options import LAWS, OPTIMUM, PARTS, SHARES, BenchRulesOptions, parse_numbers
 from polydraft_lab.commands.results import (
     conditions_of,
@@ -56,11 +56,13 @@ class Measured:
 
 
 def refuse_idle_options(options: BenchRulesOptions) -> None:
-    """Refuse options of a part that was not asked for.
+    """Refuse options of a part that was not asked for, and rules for other temperatures.
 
     Raises:
         InvalidParameter: one was given.
     """
+    for word in options.verifiers:
+        require_greedy(rule_line(word).usual, max(options.temperatures or (1.0,)))
     wanted = options.parts or PARTS
     shares, optimum = SHARES in wanted, OPTIMUM in wanted
     refuse_clashes(

@@ -108,7 +108,8 @@ def _lifted(rule: Rule, bottom_up: bool) -> TreeVerifier | None:
 def _made(
     drafter: Drafter, words: Sequence[str], schemes: Sequence[Scheme], known: Callable[[RuleLine], Sequence[Scheme]]
 ) -> list[Rule]:
-    lines = [line for line in tables.RULES if (line.word in words if words else line.lossless)]
+    named = [line.numbered(word) for line in tables.RULES for word in words if line.is_named(word)]
+    lines = named if words else [line for line in tables.RULES if line.lossless]
     wanted = [scheme for scheme in every_scheme() if (not schemes or scheme in schemes) and _draws(drafter, scheme)]
     return [line.of(scheme) for scheme in wanted for line in lines if scheme in known(line)]
 

@@ -5,8 +5,8 @@ known without torch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
@@ -104,6 +104,7 @@ class RuleLine:
         digest: of the file that it comes from, if that is a user's own; else empty.
         own_name: the rule's own name, which tables show; empty for the word with blanks.
         lossless: what the rule says of itself.
+        number: the argument of its class that a number behind a colon gives; empty for none.
     """
 
     word: str
@@ -115,11 +116,39 @@ class RuleLine:
     digest: str = ""
     own_name: str = ""
     lossless: bool = True
+    number: str = ""
 
     @property
     def name(self) -> str:
         """The rule's own name, which tables show."""
         return self.own_name or self.word.replace("-", " ")
+
+    @property
+    def spelling(self) -> str:
+        """How it is named in help."""
+        return f"{self.word}[:{self.number.upper()}]" if self.number else self.word
+
+    def is_named(self, text: str) -> bool:
+        """Tell whether a text is its word or its name in tables, or its word with more behind a colon."""
+        return text in (self.word, self.name) or (bool(self.number) and text.startswith(f"{self.word}:"))
+
+    def numbered(self, text: str) -> "RuleLine":
+        """Return the line of the rule with the number that a text has behind a colon, if it has one.
+
+        Raises:
+            InvalidParameter: what is behind the colon is no number, or outside its range.
+        """
+        _, colon, told = text.partition(":")
+        if not (self.number and colon):
+            return self
+        try:
+            given = {self.number: float(told)}
+        except ValueError as error:
+            raise InvalidParameter(
+                f"The verifier {self.word} takes a number behind its colon, its {self.number}, not {shown(told)}: "
+                f"write {self.name}, or {self.word} alone."
+            ) from error
+        return replace(self, source=partial(self.make, **given), own_name=self.make(**given).name)
 
     @property
     def class_name(self) -> str:

@@ -126,6 +126,14 @@ RULES: tuple[RuleLine, ...] = (
     RuleLine("typical", f"{_NODES}.lossy:TypicalAcceptance", SCHEMES, own_name="typical acceptance", lossless=False),
     RuleLine("lenient", f"{_NODES}.lossy:Lenient", lossless=False),
     RuleLine("top-beta", f"{_NODES}.lossy:TopBeta", SCHEMES, own_name="top-beta", lossless=False),
+    RuleLine(
+        "rollback",
+        f"{_TREES}.rollback:Rollback",
+        (_TOP_K, _GIVEN),
+        own_name="rollback:3",
+        lossless=False,
+        number="threshold",
+    ),
 )
 
 POLICIES: tuple[PolicyLine, ...] = (

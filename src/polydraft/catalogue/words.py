@@ -140,11 +140,11 @@ def rule_line(name: str) -> RuleLine:
     """Return the line of the rule with a word, or with the name that tables show.
 
     Raises:
-        InvalidParameter: there is none.
+        InvalidParameter: there is none, or the number behind its colon is none.
     """
     for line in tables.RULES:
-        if name in (line.word, line.name):
-            return line
+        if line.is_named(name):
+            return line.numbered(name)
     words = [AUTO, *rule_words()]
     raise InvalidParameter(f"There is no verifier {name!r}{choice(words, meant_rule(name))}")
 

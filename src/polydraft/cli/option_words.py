@@ -12,6 +12,7 @@ from polydraft.catalogue import (
     names_file,
     own_drafter,
     own_rule,
+    rule_line,
     rule_words,
     scheme_words,
     tables,
@@ -27,12 +28,15 @@ def rule_word(word: str, others: Sequence[str] = ()) -> str:
 
     Raises:
         BadParameter: it is none.
-        InvalidParameter: the file has no such rule.
+        InvalidParameter: the file has no such rule, or the number behind its colon is none.
     """
     if names_file(word):
         return own_rule(word).word
     words, meant = [*others, *rule_words()], meant_rule(word)
     shown = {line.name: line.word for line in tables.RULES}
+    if word not in shown and ":" in word and any(line.is_named(word) for line in tables.RULES):
+        rule_line(word)
+        return word
     return one_of(shown.get(word, word), words, meant if meant in words else "")
 
 
@@ -88,7 +92,8 @@ def drafter_word(word: str) -> str:
 
 def rules_in_help() -> str:
     """List the rules, those at the end that are lossy."""
-    return f"{', '.join([AUTO, *rule_words(lossless=True)])}; LOSSY: {', '.join(rule_words(lossless=False))}"
+    lossy = ", ".join(line.spelling for line in tables.RULES if not line.lossless)
+    return f"{', '.join([AUTO, *rule_words(lossless=True)])}; LOSSY: {lossy}"
 
 
 def trees_in_help() -> str:

@@ -65,6 +65,7 @@ from polydraft.verifiers import (
     RecursiveRejection,
     TopDown,
     TreeVerifier,
+    require_greedy,
 )
 
 CERTAIN: dict[Scheme, TreeVerifier] = {
@@ -263,6 +264,8 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
         UnsupportedModel: the target cannot verify drafts, or not these.
     """
     given = choices.drafter
+    if choices.verifier is not None and (rule := chosen_verifier(choices.verifier, NoDraft())) is not None:
+        require_greedy(rule, params.temperature)  # before a draft model is loaded
     drafter = chosen_drafter(text_word(params) if given is None else given, target, compile=choices.compile)
     if any(one.facts.encodes for one in owned_models(drafter)) and not target.encodes:
         raise InvalidParameter("The draft model has an encoder, but the target has none whose input it could read.")

@@ -138,6 +138,13 @@ class TargetRows:
     after: tuple[dict[int, Processors], ...]
     usable: Bool[Tensor, "b n"] | None = None
 
+    @cached_property
+    def softened(self) -> Float[Tensor, "b n V"]:
+        """The softmax of the scores, for rules of temperature 0 alone; the likeliest token stays so under rounding."""
+        soft = to_probs(usable(self.scores)[0], SamplingParams(), check=False)
+        first = torch.nextafter(soft.amax(dim=-1, keepdim=True), soft.new_tensor(2.0))
+        return soft.scatter(-1, self.probs.argmax(dim=-1, keepdim=True), first)
+
     def laws_after(self, laws: Sequence[TargetLaw], verdict: Verdict) -> tuple[TargetLaw, ...]:
         """Return the rows' laws for the next step: those that keep state, in the state after the accepted path."""
         if not any(self.after):

@@ -48,6 +48,7 @@ class RecordingVerifier:
         self.scheme = verifier.scheme
         self.name = verifier.name
         self.lossless = verifier.lossless
+        self.greedy_only = traits(verifier).greedy_only
         self.seen: tuple[Draft, Tensor, Verdict] | None = None
 
     def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:

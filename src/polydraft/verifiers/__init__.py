@@ -21,11 +21,13 @@ from polydraft.verifiers.outcome_law import (
     has_marginal,
     most_drafts,
     require_few,
+    require_greedy,
     traits,
 )
 from polydraft.verifiers.selection.rule import SelectionRule
 from polydraft.verifiers.trees.block_verification import BlockVerification, ByShape
 from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, PathVerifier, TopDown, expected_accepted
+from polydraft.verifiers.trees.rollback import Rollback
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.traversal import TraversalVerification
 
@@ -45,6 +47,7 @@ __all__ = [
     "Race",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",
+    "Rollback",
     "ScalableVerifier",
     "SelectionRule",
     "SharedNoise",
@@ -63,5 +66,6 @@ __all__ = [
     "has_marginal",
     "most_drafts",
     "require_few",
+    "require_greedy",
     "traits",
 ]

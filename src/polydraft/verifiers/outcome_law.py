@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnpairedScheme
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.probs import Noise
 from polydraft.schemes import MOST_DRAFTS, Scheme, most_drafts_of
 from polydraft.schemes.scheme import Counts, Drafts, Rate
@@ -162,17 +162,21 @@ class Traits:
             if it does not say.
         most_drafts: the most drafts at a node that it and its scheme are defined for; 4095 if neither names a number.
         node_rule: the node rule that it is made of; None if there is none.
+        greedy_only: whether it is for temperature 0 alone, where it reads the softmax of the scores; False if it does
+            not say.
     """
 
     best_alone: bool
     most_drafts: int
     node_rule: NodeVerifier | None
+    greedy_only: bool = False
 
 
 def traits(rule: VerificationRule) -> Traits:
     """Return what a rule says of itself."""
     most = min(getattr(rule, "most_drafts", MOST_DRAFTS - 1), most_drafts_of(rule.scheme))
-    return Traits(getattr(rule, "best_alone", False), most, getattr(rule, "node_rule", None))
+    best_alone, greedy_only = getattr(rule, "best_alone", False), getattr(rule, "greedy_only", False)
+    return Traits(best_alone, most, getattr(rule, "node_rule", None), greedy_only)
 
 
 def most_drafts(rule: VerificationRule) -> int:
@@ -191,6 +195,19 @@ def require_few(rule: VerificationRule, drafts: int) -> None:
         name = rule.name[:1].upper() + rule.name[1:]
         raise UnpairedScheme(
             f"{name} verifies {few} per node, but the tree has {drafts}; use {narrow}, or a rule of more drafts."
+        )
+
+
+def require_greedy(rule: VerificationRule, temperature: float) -> None:
+    """Check that a rule for temperature 0 alone meets no other.
+
+    Raises:
+        InvalidParameter: it does.
+    """
+    if temperature and traits(rule).greedy_only:
+        raise InvalidParameter(
+            f"The verifier {rule.name} is for temperature 0 alone, but the temperature is {temperature:g}: decode "
+            "greedily, or take another verifier."
         )
 
 

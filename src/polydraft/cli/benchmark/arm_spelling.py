@@ -38,6 +38,7 @@ from polydraft.engine import as_drafter, draft_for
 from polydraft.errors import InvalidParameter, PolydraftError, lowered, near
 from polydraft.models import Pair
 from polydraft.options.value_checks import model_name
+from polydraft.verifiers import require_greedy
 
 DEFAULT_ARMS = (PLAIN, "default", "hf", "hf-assisted", "hf-lookup")
 PREDICTION = "prediction"
@@ -171,6 +172,18 @@ def _configuration(settings: dict[str, str], drafter: str) -> dict[str, Any]:
         "verifier": verifier_by_name(rule, drafter, scheme, bottom_up="bottom-up" in settings),
         "policy": parse_policy(tree) if tree else None,
     }
+
+
+def check_temperatures(spellings: Sequence[ArmSpelling], temperatures: Sequence[float]) -> None:
+    """Check that arms verify by rules for all temperatures.
+
+    Raises:
+        InvalidParameter: a rule is for temperature 0 alone.
+    """
+    for one in spellings:
+        rule = verifier_by_name(one.settings.get("verifier", AUTO), "")
+        if rule is not None:
+            require_greedy(rule, max(temperatures))
 
 
 def drafting_arms(spellings: Sequence[ArmSpelling]) -> bool:

@@ -36,7 +36,7 @@ from polydraft.bench.speed import (
     verdicts,
     write_report,
 )
-from polydraft.cli.benchmark.arm_spelling import PREDICTION, build_arms, drafting_arms, spell_arm
+from polydraft.cli.benchmark.arm_spelling import PREDICTION, build_arms, check_temperatures, drafting_arms, spell_arm
 from polydraft.cli.clashes import LONE_DRAFT, read_asked, refuse_clashes
 from polydraft.cli.generation.one_text import load_pair_of, named_draft
 from polydraft.cli.printing import console as new_console
@@ -62,6 +62,7 @@ def run_bench(request: BenchOptions) -> int:
     most = request.max_new_tokens or (WHOLE if request.replay else None)
     settings, notes = settings_of(SpeedSettings, request, max_new_tokens=most), notes_beside(request)
     spellings = [spell_arm(text) for text in request.arms]
+    check_temperatures(spellings, settings.temperatures)
     prompts = _checked(request, drafting_arms(spellings))
     predicts = any(one.kind == PREDICTION for one in spellings)
     check_known(prompts, replay=settings.replay, predicts=predicts)

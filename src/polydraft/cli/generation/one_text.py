@@ -32,6 +32,7 @@ from polydraft.options.value_checks import has_half_character
 from polydraft.planning import PLANNERS, PairPlan, load_plan
 from polydraft.probs import SamplingParams
 from polydraft.trees import LearningPolicy, TreePolicy
+from polydraft.verifiers import require_greedy
 
 DRAFTED, OWN = "green", "bold"
 """The styles of accepted drafts, and of the tokens that the target chose itself."""
@@ -123,12 +124,15 @@ def check_request(request: GenerateOptions, drafter: str) -> dict[str, Any]:
     refuse_clashes(*_clashes(request, drafter))
     if drafter_line(drafter).arguments_in(drafter):
         drafter_line(drafter).named(drafter)
+    verifier = verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up)
+    if verifier is not None:
+        require_greedy(verifier, request.temperature)
     options: dict[str, Any] = {
         **request.sampling,
         "compile": request.compiled,
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
-        "verifier": verifier_by_name(request.verifier, drafter, request.scheme, bottom_up=request.bottom_up),
+        "verifier": verifier,
         "policy": _policy(request),
     }
     return options

@@ -201,10 +201,13 @@ def _verified(
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(batch.laws, scored.logits, tree, batch.text, batch.going)
     with clock.charge("verify"):
-        probs = sent(target.probs, place_of_verifying(target.probs))
-        verdict = joint(
-            [one for method, piece in drafts for one in verdicts(method.verifier, piece, batch, probs, noise)]
-        )
+        place = place_of_verifying(target.probs)
+        probs, found = sent(target.probs, place), list[tuple[tuple[int, ...], Verdict]]()
+        for method, piece in drafts:
+            greedy_only = getattr(method.verifier, "greedy_only", False)
+            read = sent(target.softened, place) if greedy_only else probs
+            found += verdicts(method.verifier, piece, batch, read, noise)
+        verdict = joint(found)
     return target, *told_of(tree, verdict, target.usable, batch.going)
 
 
