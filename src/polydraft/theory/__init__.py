@@ -25,6 +25,7 @@ from polydraft.theory.speedup import (
 )
 from polydraft.theory.successive_law import SuccessiveLaw
 from polydraft.theory.transport import drafted_sets, flow_acceptance, lp_acceptance
+from polydraft.theory.tree_program import tree_optimum
 
 __all__ = [
     "OptimalSet",
@@ -51,6 +52,7 @@ __all__ = [
     "time_nodes",
     "tokens_per_call",
     "top_then_sample_acceptance",
+    "tree_optimum",
     "two_draft_acceptance",
     "two_drafts_suffice",
 ]

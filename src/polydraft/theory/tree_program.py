@@ -1,0 +1,162 @@
+"""The most drafts that any exact rule can keep of a tree on average: a linear program over all trees, for toy rows."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.errors import InvalidParameter, NotConverged, VocabularyMismatch
+from polydraft.schemes import Scheme, enumerate_drafts, require_independent
+from polydraft.theory.transport import SOLVER, SPARSE
+
+Text = tuple[int, ...]
+"""The tokens from below the root to a node."""
+Tokens = frozenset[Text]
+"""The texts of all nodes of a drawn tree; copies of a text are one."""
+Subtree = tuple["Subtree", ...]
+"""The shape below a node: those below its children, in drafting order."""
+Rows = Sequence[Float[Tensor, "..."]]
+"""The rows after 0, 1, 2, ... drafts: entry d has d axes for the drafts before it, then those of a row."""
+MOST_TREES = 20_000
+OPTIONS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+
+
+def subtrees(counts: Sequence[Sequence[int]]) -> Subtree:
+    """Return the shape below the root of a tree whose levels have these numbers of children, as in `TreeShape`."""
+    below: list[Subtree] = []
+    for level in reversed([*counts]):
+        nodes = iter(below + [()] * max(0, sum(level) - len(below)))
+        below = [tuple(next(nodes) for _ in range(count)) for count in level]
+    return below[0] if below else ()
+
+
+def drawn_trees(scheme: Scheme, counts: Sequence[Sequence[int]], draft_rows: Rows) -> dict[Tokens, float]:
+    """Return the probability of every set of texts that a drawn tree can have; for small vocabularies only.
+
+    Raises:
+        InvalidParameter: there are too many to list, or too few rows.
+        UnpairedScheme: drafts of one node depend on those of another.
+    """
+    require_independent(scheme, "Listing trees")
+    if len(draft_rows) < len(counts):
+        raise InvalidParameter(
+            f"A tree of {len(counts)} levels needs as many draft rows, but there are {len(draft_rows)}."
+        )
+    known: dict[tuple[Text, Subtree], dict[Tokens, float]] = {}
+
+    def below(text: Text, shape: Subtree) -> dict[Tokens, float]:
+        if not shape:
+            return {frozenset(): 1.0}
+        if (text, shape) in known:
+            return known[text, shape]
+        found: dict[Tokens, float] = defaultdict(float)
+        drafts, chances = enumerate_drafts(scheme, draft_rows[len(text)][text].double(), len(shape))
+        for atoms, chance in zip(drafts, map(float, chances), strict=True):
+            drawn = zip(map(int, atoms), shape, strict=True)
+            here: list[tuple[Text, Subtree]] = [((*text, token), child) for token, child in drawn if token >= 0]
+            for parts in product(*(below(*child).items() for child in here)):
+                whole = frozenset(child for child, _ in here).union(*(texts for texts, _ in parts))
+                found[whole] += chance * prod(share for _, share in parts)
+            if len(found) > MOST_TREES:
+                raise InvalidParameter(f"There are over {MOST_TREES} trees to list; take fewer tokens or fewer nodes.")
+        return known.setdefault((text, shape), found)
+
+    return below((), subtrees(counts))
+
+
+class _Limits(NamedTuple):
+    """Rows of a program: sum of value * variable over the entries of a row is at most its bound."""
+
+    rows: list[int]
+    columns: list[int]
+    values: list[float]
+    bounds: list[float]
+
+    def add(self, bound: float, terms: Sequence[tuple[int, float]]) -> None:
+        self.rows.extend([len(self.bounds)] * len(terms))
+        self.columns.extend(column for column, _ in terms)
+        self.values.extend(value for _, value in terms)
+        self.bounds.append(bound)
+
+
+def tree_optimum(scheme: Scheme, counts: Sequence[Sequence[int]], target_rows: Rows, draft_rows: Rows) -> float:
+    """Return the most drafts that an exact rule can keep of a drawn tree, on average over the trees.
+
+    Let A(y) be the probability that the kept path runs through the text y, A(root) = 1. What the rule emits behind y,
+    and does not keep, has the probability A(y) target(c | y) - A(yc) for the token c if the text is to follow the
+    target. So a rule with these A is exact for some choice of what is emitted iff
+
+        A(yc) <= A(y) target(c | y)    for all y and c,
+
+    and the mean number of kept drafts is the sum of A over all texts but the root. With a_y(T) the probability that the
+    tree T is drawn and the path runs through y, the program is
+
+        maximise sum a_y(T),   a_root(T) = Pr[T],   sum_c a_yc(T) <= a_y(T),   A = sum_T a(T) as above.
+
+    Trees with the same texts are one, copies of a text included: of two equal siblings that both have children, either
+    can be kept, so what the rule may do is the same for their union.
+
+    A rule is bounded by it if what follows its step is the target's, as in `TreeVerifier`. A rule that changes the
+    target of the next step (greedy block verification, arXiv 2403.10444, appendix) may keep more now, and pays later.
+
+    On a chain block verification reaches the program, on one level the optimal transport (`lp_acceptance`).
+
+    Args:
+        scheme: how the drafts are drawn.
+        counts: the shape of the trees, as in `TreeShape`.
+        target_rows: entry d "V ... V" has d + 1 axes; the last is the token that follows d drafts.
+        draft_rows: the same for the drafts, with one axis more before the last for `Product`.
+
+    Raises:
+        InvalidParameter: there are too many trees to list, or too few rows.
+        NotConverged: the solver stopped before the optimum.
+        UnpairedScheme: drafts of one node depend on those of another.
+        VocabularyMismatch: rows of target and draft differ in length.
+    """
+    for target, draft in zip(target_rows, draft_rows, strict=False):
+        if target.shape[-1] != draft.shape[-1]:
+            raise VocabularyMismatch(
+                f"The target rows have {target.shape[-1]} tokens and the draft rows {draft.shape[-1]}; take one "
+                "vocabulary for both."
+            )
+    if len(target_rows) < len(counts):
+        raise InvalidParameter(
+            f"A tree of {len(counts)} levels needs as many target rows, but there are {len(target_rows)}."
+        )
+    trees = drawn_trees(scheme, counts, draft_rows)
+    flows = {(place, text): i for i, (place, text) in enumerate(_flows(trees))}
+    return -_solved(_limits(trees, flows, target_rows), len(flows)) if flows else 0.0
+
+
+def _flows(trees: Mapping[Tokens, float]) -> list[tuple[int, Text]]:
+    return [(place, text) for place, tree in enumerate(trees) for text in sorted(tree)]
+
+
+def _limits(trees: Mapping[Tokens, float], flows: Mapping[tuple[int, Text], int], target_rows: Rows) -> _Limits:
+    limits = _Limits([], [], [], [])
+    through: dict[Text, list[int]] = defaultdict(list)
+    for place, (tree, chance) in enumerate(trees.items()):
+        children: dict[Text, list[int]] = defaultdict(list)
+        for text in tree:
+            children[text[:-1]].append(flows[place, text])
+            through[text].append(flows[place, text])
+        for parent, below in children.items():
+            above = [(flows[place, parent], -1.0)] if parent else []
+            limits.add(0.0 if parent else chance, [*((column, 1.0) for column in below), *above])
+    for text, columns in through.items():
+        share = float(target_rows[len(text) - 1][text])
+        above = [(column, -share) for column in through[text[:-1]]] if text[:-1] else []
+        limits.add(0.0 if above else share, [*((column, 1.0) for column in columns), *above])
+    return limits
+
+
+def _solved(limits: _Limits, variables: int) -> float:
+    matrix = SPARSE((limits.values, (limits.rows, limits.columns)), shape=(len(limits.bounds), variables)).tocsr()
+    solution = SOLVER([-1.0] * variables, matrix, limits.bounds, method="highs", options=OPTIONS)
+    if solution.status != 0:
+        raise NotConverged(f"The program of trees with {variables} flows was not solved ({solution.message}).")
+    return float(solution.fun)
