@@ -44,7 +44,7 @@ NAMELESS = {"utils", "common", "helpers", "core", "base", "misc"}
 LAZY = "__init__.py"
 """The package's own entrance loads a name when it is asked for; `tests/test_start_up.py` looks at it."""
 SPECIAL = {"__all__", "__version__"}
-MOST_FILES, MOST_MEMBERS, MOST_LINES_OF_LAB = 12, 24, 5000
+MOST_FILES, MOST_MEMBERS, MOST_LINES_OF_LAB = 12, 24, 5350
 MEMBERS = {"schemes", "drafters", "drafters/text", "verifiers/nodes"}
 """Rooms of one file per member, which grow by a file with every new one."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -361,7 +361,7 @@ BAD_HOUSES += [
             Module("lab/polydraft_lab/b.py", "import polydraft_lab.a"),
         ],
     ),
-    (size_of_the_lab, [Module("lab/polydraft_lab/a.py", "\n" * 2501), Module("lab/b.py", "\n" * 2500)]),
+    (size_of_the_lab, [Module("lab/polydraft_lab/a.py", "\n" * 2676), Module("lab/b.py", "\n" * 2675)]),
 ]
 SAME = "\n".join(f"x{number} = {number}" for number in range(12))
 MEMBERS_OF_NINE = "\n".join(f"    def m{number}(self): ..." for number in range(9))

@@ -46,11 +46,10 @@ from polydraft_lab.subjects import (
     time_passes,
     tree_rules_for,
 )
-from polydraft_lab.subjects.adversaries import noisy, shuffled
 from polydraft_lab.subjects.clock import one_thread
 from polydraft_lab.subjects.laws import acceptance, optimum
 from polydraft_lab.subjects.passes import PassSettings
-from polydraft_lab.subjects.planner import PLAIN, PLANNER, compared, side_by_side
+from polydraft_lab.subjects.planner import PLAIN, PLANNER, compared, noisy, shuffled, side_by_side
 from polydraft_lab.subjects.rows import rows_for
 from polydraft_lab.subjects.shares import narrowed, tree_for
 

@@ -1,4 +1,4 @@
-"""`polydraft bench passes`, `rules`, `planner` and `lattice`: tables, JSON lines, Ctrl-C, and what is refused."""
+"""Subjects of `polydraft bench`, such as `bench passes`: tables, JSON lines, Ctrl-C, and what is refused."""
 
 import json
 import re
@@ -29,6 +29,7 @@ QUICK = {
         *("--verifier", "optimal", "--verifier", "typical", "--scheme", "iid", "--tree", "2,1"),
     ),
     "planner": ("--prompts", "one.jsonl", "--limit", "1", "--repeats", "1", "--max-new-tokens", "2"),
+    "pipelines": ("--prompts", "one.jsonl", "--limit", "1", "--max-new-tokens", "3", "--exit", "1"),
 }
 
 
@@ -42,9 +43,9 @@ def call(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(planning, "WARM_UP", 1)
     monkeypatch.setattr(measuring, "WARM_UP", 1)
 
-    def run(*arguments: str, models: bool = True) -> int:
+    def run(*arguments: str, models: bool = True, draft: bool = True) -> int:
         subject = arguments[0] if arguments else ""
-        named = ("--target", "target", "--draft", "draft") if models else ()
+        named = ("--target", "target", *(("--draft", "draft") if draft else ())) if models else ()
         given = ("bench", subject, *named, *QUICK.get(subject, ()), *arguments[1:])
         monkeypatch.setattr(sys, "argv", ["polydraft", *(given if models else ("bench", *arguments))])
         with pytest.raises(SystemExit) as exit_:
@@ -353,3 +354,26 @@ def test_a_busy_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         assert ("Load average 3.1 on 2 threads" in capsys.readouterr().out) is said
     say_busy(console(), 9.0, {**place, "accelerator": "a GPU"})
     assert capsys.readouterr().out == ""
+
+
+PIPELINES = ("pipelines", "--temperature", "0", "--hand-over-ms", "0", "--repeats", "0")
+
+
+def test_every_line_of_pipelines_says_that_it_is_simulated(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*PIPELINES, "--layer-ms", "2.5", draft=False) == 0
+    captured = capsys.readouterr()
+    rows = [line for line in captured.out.splitlines() if re.match(r" +\d+, ", line)]
+    assert captured.err == "" and len(rows) >= 3 and all("simulated" in line for line in rows)
+    assert "2 layers of 2.5 ms" in " ".join(captured.out.split()) and "not measured" in captured.out
+    assert call(*PIPELINES, "--json", draft=False) == 0
+    head, lines = lines_of(capsys.readouterr().out)
+    assert head["subject"] == "pipelines" and head["simulated"] is True and head["layer_ms"] == 1.0
+    assert [line["system"] for line in lines] == ["SPEED, simulated", "PPD, simulated", "PPD, simulated"]
+    assert {line["kind"] for line in lines} == {"simulated pipeline"} and {line["tree"] for line in lines} == {None}
+
+
+def test_pipelines_refuse_a_draft_and_a_strange_exit(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("pipelines") == 2
+    assert "leave --draft out" in capsys.readouterr().err
+    assert call(*PIPELINES, "--exit", "9", draft=False) == 2
+    assert "are cut behind 1 to 1, not 9" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import polydraft
 
 SOURCE = Path(polydraft.__file__).parents[1]
-CALLS = ("limits", "bench passes", "bench rules", "bench planner", "bench lattice")
+CALLS = ("limits", "bench passes", "bench rules", "bench planner", "bench lattice", "bench pipelines")
 WHERE = (
     "is in the folder lab/ of the repository, not in the installed package: clone the repository and run `make env` "
     "there.\n"
@@ -44,7 +44,7 @@ def test_an_installed_package_says_in_one_sentence_where_a_command_is(installed:
 def test_help_of_an_installed_package_says_that_they_need_a_checkout(installed: Path) -> None:
     said = "only in a checkout of the repository"
     assert said in called(installed, "--help").stdout and said in called(installed, "limits", "--help").stdout
-    assert called(installed, "bench", "--help").stdout.count(said) == 4
+    assert called(installed, "bench", "--help").stdout.count(said) == 5
     assert called(installed, "bench", "pases").stderr.startswith("polydraft: No such command 'pases'. Did you mean")
 
 

@@ -3,6 +3,7 @@
 from polydraft_lab.commands.options import (
     BenchLatticeOptions,
     BenchPassesOptions,
+    BenchPipelinesOptions,
     BenchPlannerOptions,
     BenchRulesOptions,
     LimitsOptions,
@@ -28,6 +29,11 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
         BenchPlannerOptions,
         "polydraft_lab.commands.run_planner:run_planner",
         "Compare the planner with plain decoding and fixed trees, also where drafts do not pay.",
+    ),
+    "pipelines": (
+        BenchPipelinesOptions,
+        "polydraft_lab.commands.run_pipelines:run_pipelines",
+        "Simulate PPD and SPEED, which begin tokens on guesses of an early layer: no time of them is measured.",
     ),
     "lattice": (
         BenchLatticeOptions,

@@ -220,6 +220,30 @@ class BenchLatticeOptions(SourceOptions):
     quiet: bool = RESULTS_ALONE.usually(False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchPipelinesOptions(SourceOptions):
+    """One call of `polydraft bench pipelines`; a draft model is refused."""
+
+    exits: tuple[int, ...] = count(
+        (),
+        "Layer behind which guesses are made; may be repeated. Default: a quarter, half and three quarters.",
+        flag="--exit",
+    )
+    guesses: tuple[int, ...] = count((), "Guesses of PPD; may be repeated. Default: 1 and 3.", flag="--guesses")
+    layer_ms: float = option(1.0, "Cost model: milliseconds of a layer.")
+    hand_over_ms: tuple[float, ...] = option(
+        (), "Cost model: milliseconds of a hand-over; may be repeated. Default: 0 and 1.", flag="--hand-over-ms"
+    )
+    temperatures: tuple[float, ...] = option(
+        (), "0 is greedy; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
+    )
+    repeats: int = count(1, "How often trees of the same guesses are timed here; 0 times none.", MEASURING, least=0)
+    max_new_tokens: int = NEW_TOKENS.usually(96)
+    seed: int = SEED.usually(0)
+    as_json: bool = JSON_LINES.usually(False)
+    quiet: bool = RESULTS_ALONE.usually(False)
+
+
 def parse_numbers(text: str) -> tuple[int, ...]:
     """Read "1,2,4" or "1-8" or a mixture.
 

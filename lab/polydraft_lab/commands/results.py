@@ -22,7 +22,16 @@ from polydraft.engine import load_models
 from polydraft.models import Pair
 from polydraft.options.commands.option_groups import ModelOptions
 from polydraft_lab.commands.options import SourceOptions
-from polydraft_lab.subjects import LatticeResult, OptimumTime, PassTime, PlannerSpeed, Progress, RuleLaw, RuleShare
+from polydraft_lab.subjects import (
+    LatticeResult,
+    OptimumTime,
+    PassTime,
+    PipelineTime,
+    PlannerSpeed,
+    Progress,
+    RuleLaw,
+    RuleShare,
+)
 
 TARGET, DRAFT = "target", "draft"
 """What a pair's models are called in results; draft models beside them have their own names."""
@@ -33,6 +42,7 @@ KINDS = {
     OptimumTime: "optimum",
     PlannerSpeed: "planner",
     LatticeResult: "lattice",
+    PipelineTime: "simulated pipeline",
 }
 """What a result is called in JSON lines."""
 Result = TypeVar("Result")

@@ -1,10 +1,11 @@
-"""Subjects of `polydraft bench` beside arms: passes, rules, the trees of heads, and the planner."""
+"""Subjects of `polydraft bench` beside arms: passes, rules, the trees of heads, the planner, pipelines."""
 
 from polydraft_lab.subjects.clock import Progress
 from polydraft_lab.subjects.lattice import LatticeOptions, LatticeResult, measure_lattice
 from polydraft_lab.subjects.laws import RuleLaw, measure_laws
 from polydraft_lab.subjects.optima import OptimumTime, measure_optima
 from polydraft_lab.subjects.passes import PassSettings, PassTime, check_room, time_passes
+from polydraft_lab.subjects.pipelines import PipelineSettings, PipelineTime, simulate_pipelines
 from polydraft_lab.subjects.planner import (
     PlannerOptions,
     PlannerSetting,
@@ -23,6 +24,8 @@ __all__ = [
     "OptimumTime",
     "PassSettings",
     "PassTime",
+    "PipelineSettings",
+    "PipelineTime",
     "PlannerOptions",
     "PlannerSetting",
     "PlannerSpeed",
@@ -40,6 +43,7 @@ __all__ = [
     "node_rules_for",
     "rows_of_texts",
     "settings_named",
+    "simulate_pipelines",
     "time_passes",
     "tree_rules_for",
 ]

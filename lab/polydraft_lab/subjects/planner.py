@@ -4,13 +4,15 @@ Every text is written by all arms side by side: whoever has written least takes 
 speed drifts meets all alike.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import harmonic_mean
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 from polydraft.bench.speed import PromptBatch
 from polydraft.drafters import LookupFirst, NgramDrafter, NoDraft
@@ -22,12 +24,14 @@ from polydraft.models import Pair
 from polydraft.planning import arms_beside
 from polydraft.probs import Noise, SamplingParams
 from polydraft.trees import TreePolicy
-from polydraft_lab.subjects.adversaries import noisy, shuffled
 from polydraft_lab.subjects.clock import Progress, unseen
 
 PLAIN, PLANNER = "plain decoding", "planner"
+NOISE = 0.3
+"""The standard deviation of the noise in a slow draft's weights, in that of the weights."""
 WARM_UP = 8
 """How many tokens every arm writes before anything counts, since the first pass of a new shape is slow."""
+Model = TypeVar("Model", bound=nn.Module)
 Drafts = Callable[[Pair], Any]
 Arm = Callable[[], dict[str, Any]]
 
@@ -49,6 +53,26 @@ class PlannerSetting:
     temperature: float
     batch_size: int = 1
     beside_trees: bool = False
+
+
+def shuffled(model: Model, stream: Generator) -> Model:
+    """Return a copy of a draft model with each of its weights in random order: it costs as much and knows nothing."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            order = torch.randperm(weight.numel(), generator=stream).to(weight.device)
+            weight.copy_(weight.flatten()[order].view_as(weight))
+    return twin
+
+
+def noisy(model: Model, stream: Generator) -> Model:
+    """Return a copy of a target with noise in its weights: as slow as the target, and right now and then."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            noise = torch.randn(weight.shape, generator=stream).to(weight)
+            weight.add_(NOISE * weight.std() * noise)
+    return twin
 
 
 def _useless(pair: Pair) -> Any:

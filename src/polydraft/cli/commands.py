@@ -143,7 +143,9 @@ bench_app.callback(
     help="Measure the speed-up over plain decoding and Hugging Face's loops, side by side; or one of the subjects "
     "below.",
 )(command(BenchOptions, bench, KINDS, [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)]))
-add_from_lab(bench_app, "bench passes", "bench rules", "bench planner", "bench lattice", panel="Subjects")
+add_from_lab(
+    bench_app, "bench passes", "bench rules", "bench planner", "bench lattice", "bench pipelines", panel="Subjects"
+)
 add(
     bench_app,
     "heads",
