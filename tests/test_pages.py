@@ -101,6 +101,17 @@ def test_the_results_are_those_of_the_records(tmp_path: Path, monkeypatch: pytes
     assert module.page() not in page
 
 
+def test_the_table_of_bild_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Threshold 0 and the exact default write the greedy text; what changed without the page is found."""
+    module, page = script("docs/bild/make.py"), (DOCS / "bild.md").read_text()
+    assert module.with_table(page) == page and (DOCS / "pictures" / "bild.svg").is_file()
+    exact = [one for one in module.summaries() if one.arm == module.EXACT or one.arm[0] == 0]
+    assert len(exact) == 5 and all(one.same == one.own == 1 for one in exact)
+    (tmp_path / "pair.jsonl").write_text(module.RECORD.read_text().replace('"calls": 1', '"calls": 2'))
+    monkeypatch.setattr(module, "RECORD", tmp_path / "pair.jsonl")
+    assert module.with_table(page) != page
+
+
 def test_times_of_a_busy_machine_are_left_out() -> None:
     module = script("docs/results/make.py")
     assert [module.is_busy({"machine": {"threads": 2}}, load) for load in (None, 9.5, 3.0, 0.1)] == [
