@@ -19,7 +19,7 @@ from polydraft.engine import Ending, Method, Observer, Planner, Prompts, Request
 from polydraft.engine.loop.checking import checked
 from polydraft.engine.loop.step import begin, capacity_for, step
 from polydraft.errors import ContextOverflow, InvalidDraft, InvalidProbabilities
-from polydraft.models import Forward
+from polydraft.models import Forward, LayerSet
 from polydraft.probs import Noise, whole_row
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import per_row
@@ -124,7 +124,7 @@ class Sharing(Drafter):
     def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
         text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         assert request.target is not None
-        view = request.target.first_layers(2).at(text)
+        view = request.target.viewed(request.target.model.variant(layers=LayerSet(exit=2))).at(text)
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             return whole_row(view.grow(text, frontier), SamplingParams())

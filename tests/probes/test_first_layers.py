@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.drafters import Drafter, DraftRequest, Needs, Session
+from polydraft.models import LayerSet
 from polydraft.probs import SamplingParams, whole_row
 from polydraft.reading import Step, Text
 from polydraft.schemes import Scheme
@@ -34,7 +35,8 @@ class EarlyExit(Drafter):
     def draft(self, state: None, request: DraftRequest) -> tuple[Draft, None]:
         text, scheme, policy, noise = request.text, request.scheme, request.policy, request.noise
         assert request.target is not None
-        view = replace(request.target.first_layers(LAYERS), layers=(LAYERS,)).at(text)
+        model = request.target.model.variant(layers=LayerSet(exit=LAYERS))
+        view = replace(request.target.viewed(model), layers=(LAYERS,)).at(text)
 
         def propose(frontier: Frontier) -> tuple[Tensor, Tensor]:
             return whole_row(view.grow(text, frontier), SamplingParams())

@@ -10,7 +10,7 @@ from doubles import TREE_KINDS, plain_logits, tiny_model
 from torch import Tensor
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models import HuggingFaceModel, Layer, TreeCache
+from polydraft.models import HuggingFaceModel, Layer, LayerSet, TreeCache
 from polydraft.reading import Features, Reader, Step, Text
 from polydraft.trees import Draft, Resume, Riders, TokenTree, Topology, TreeShape, Verdict, stacked_tree, topology
 
@@ -285,8 +285,8 @@ def test_views_that_scored_nothing_yet_are_copied_and_joined_with_their_keys() -
     every = torch.arange(length).expand(len(EVEN), -1)
     for view, known in (
         (whole.select([1]), store[:, 1:2]),
-        (whole.first_layers(1), store[:2]),
-        (whole.select([2]).first_layers(1), store[:2, 2:3]),
+        (replace(whole, cache=whole.cache.of_layers(0, 1)), store[:2]),
+        (replace(whole, cache=whole.select([2]).cache.of_layers(0, 1), read=(length,)), store[:2, 2:3]),
     ):
         rows = known.shape[1]
         close(view.compact(every[:rows], 4).cache.store[..., :length, :], known[..., :length, :])
@@ -344,7 +344,7 @@ def test_the_first_layers_and_the_last_are_the_model(kind: str, rows: list[list[
     reader, text = new(len(rows), kind).catch_up(text_of(rows))[0], text_of(rows)
     for step, node in enumerate((4, 0)):
         tree, text = tree_below(text, step), text_of(rows)
-        first = replace(reader.first_layers(1), layers=(1,))
+        first = replace(reader.viewed(reader.model.variant(layers=LayerSet(exit=1))), layers=(1,))
         early, _ = first.score(text, tree)
         assert float((early.logits - plain(tree, rows, kind)).abs().max()) > 0.1, "it is another model"
         draft = replace(Draft.nothing(text.last()), tree=tree, resume=Resume(1, early.nodes[1]))
@@ -362,7 +362,7 @@ def test_what_the_first_layers_have_not_seen_is_run_through_all(reason: str) -> 
     text, tree = text_of(ROWS), tree_below(text_of(ROWS))
     reader = new(layers=("final",) if reason == "hidden states" else ())
     reader = reader.catch_up(text, 3 if reason == "unread tokens" else None)[0]
-    early, _ = replace(reader.first_layers(1), layers=(1,)).score(text, tree)
+    early, _ = replace(reader.viewed(reader.model.variant(layers=LayerSet(exit=1))), layers=(1,)).score(text, tree)
     draft = replace(Draft.nothing(text.last()), tree=tree, resume=Resume(1, early.nodes[1]))
     if reason == "riders":
         sees = torch.zeros(len(ROWS), 1, SHAPE.size + 1, dtype=torch.bool)

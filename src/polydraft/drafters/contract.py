@@ -77,7 +77,7 @@ class Session:
         params: how the target's rows are made; a guide for the draft's own temperature.
         capacity: key slots that a cache needs for the longest text and one tree.
         vocab_size: the target's number of tokens; no draft may lie beyond it.
-        target: the reader of the target, for views of its keys (`Reader.first_layers`, `Reader.compact`), and for the
+        target: the reader of the target, for views of its keys (`Reader.viewed`, `Reader.compact`), and for the
             target's embedding and output head, which heads share (`target.model`).
         decoder: the decode loop, for decoders inside decoders.
         sources: per row what the target reads beside the text, such as an encoder's input.

@@ -66,7 +66,7 @@ from polydraft.models.hugging_face import (
     same_model,
     weight_bytes,
 )
-from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer, ShowsSlots
+from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, LanguageModel, Layer, LayerSet, ShowsSlots
 from polydraft.models.layers.target_layer import TargetLayer
 from polydraft.models.loading import (
     Pair,
@@ -98,6 +98,7 @@ __all__ = [
     "OF_A_CALL_THAT_ENDS",
     "OF_DECODERS",
     "OF_ONE_CALL",
+    "WHOLE",
     "AdditivePenalties",
     "Cache",
     "CompiledModel",
@@ -110,6 +111,7 @@ __all__ = [
     "HuggingFaceModel",
     "LanguageModel",
     "Layer",
+    "LayerSet",
     "Message",
     "Pair",
     "PlainFolder",

@@ -55,10 +55,11 @@ def without_layers(model: PreTrainedModel, skipped: Collection[int]) -> PreTrain
     return made
 
 
-_MADE = WeakKeyDictionary[PreTrainedModel, dict[Hashable, tuple[object, PreTrainedModel]]]()
+_MADE = WeakKeyDictionary[PreTrainedModel, dict[Hashable, tuple[object, Any]]]()
+Made = TypeVar("Made")
 
 
-def kept(model: PreTrainedModel, name: Hashable, make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+def kept(model: PreTrainedModel, name: Hashable, make: Callable[[], Made]) -> Made:
     """Return what is made of a model under a name; it is made once, and anew when the model has changed."""
     function, known = function_of(model), _MADE.setdefault(model, {})
     if name not in known or known[name][0] != function:

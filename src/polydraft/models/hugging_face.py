@@ -1,5 +1,6 @@
 """The one door to Hugging Face models: any causal model with a standard attention cache, and the memory it needs."""
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.fetched import DERIVED
 from polydraft.models.anatomy import check_layer, check_packed, chosen_precision, observed_layers, places_of
 from polydraft.models.cache import TreeCache
 from polydraft.models.chain_models import (
@@ -36,11 +38,12 @@ from polydraft.models.checks.layout import (
 )
 from polydraft.models.checks.supported import check_model, counts_itself, remembers
 from polydraft.models.checks.trial import check_trial
-from polydraft.models.derived import kept, without_layers
+from polydraft.models.derived import derived, kept, without_layers
 from polydraft.models.fused.few_bits import FewBits
 from polydraft.models.fused.folded import folding
 from polydraft.models.fused.fused_pass import FusedPass, fused_pass
-from polydraft.models.language_model import Cache, Facts, Forward, LanguageModel, Layer
+from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, LanguageModel, Layer, LayerSet
+from polydraft.models.layers.variants import check_shares_keys, first_of, leave_out
 from polydraft.models.memory import free_bytes
 from polydraft.models.sources import (
     ReadPrompt,
@@ -312,16 +315,41 @@ class HuggingFaceModel:
             )
         return head.weight.detach()[tokens.to(head.weight.device)]
 
-    def first_layers(self, count: int) -> "HuggingFaceModel":
-        """Return the model of the first layers, with the last norm and the head behind them; weights are shared.
+    def variant(self, weights: str = "", layers: LayerSet = WHOLE) -> "HuggingFaceModel":
+        """Return the model with weights of few bits, or without some of its sub-layers, over the same cache.
+
+        Weights are shared, but for those of few bits. Layers keep their numbers, so that it reads the keys that the
+        model has written. A skipped attention reads no keys and writes none; a skipped inner layer leaves the states as
+        they are. It is made once, and anew when the model has changed.
+
+        Args:
+            weights: "int8" or "int4"; empty for the model's own.
+            layers: what runs.
 
         Raises:
-            InvalidParameter: fewer than one layer, or not fewer than all.
-            UnsupportedModel: the model cannot be cut.
+            InvalidParameter: the model has no such layers, or nothing would be left to run.
+            UnsupportedModel: it scores chains only, has layers that choose what they attend to, or is offloaded; or it
+                cannot have such weights, or be run without these sub-layers. The text says which.
         """
-        dropped = range(self._cut_at(count), self.layers)
-        made = kept(self.model, dropped, lambda: without_layers(self.model, dropped))
-        return self._with_layers(made, slice(count))
+        check_shares_keys(self)
+        layers.check(self.layers)
+        if not weights and layers.is_whole(self.layers):
+            return self
+        return kept(self.model, (weights, layers, self.fused is None), lambda: self._variant(weights, layers))
+
+    def _variant(self, weights: str, layers: LayerSet) -> "HuggingFaceModel":
+        """Make a variant: by the model's own modules, and by the fused pass if it has one."""
+        if weights:
+            return HuggingFaceModel(derived(self.model, DERIVED + weights)).variant("", layers)
+        made = copy.copy(self if type(self) is HuggingFaceModel else HuggingFaceModel(self.model))
+        fused, made.fused, made.layers = made.fused, None, layers.exit or made.layers
+        made.model, made.shapes = first_of(self.model, layers), made.shapes and made.shapes[: 2 * made.layers]
+        made.modules = tuple(made.model.modules())
+        leave_out(made, layers)
+        made.modules = tuple(made.model.modules())
+        if fused is not None:
+            made.fused, made.fused_weights = fused.without(layers), (made.device, places_of(made.model))
+        return made
 
     def last_layers(self, count: int) -> "HuggingFaceModel":
         """Return the model of all but the first `count` layers, which takes their output as embeddings.

@@ -8,10 +8,60 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel
 
 Layer = int | Literal["final"]
 """Which hidden states: the output of so many layers, 0 being the embedding; or "final", behind the last norm."""
+
+
+@dataclass(frozen=True)
+class LayerSet:
+    """Which sub-layers of a model run, layers counted from 0: all but the skipped ones, up to an exit.
+
+    Args:
+        skipped_attention: layers whose attention is left out; it reads no keys and writes none.
+        skipped_mlp: layers whose inner layer is left out.
+        exit: how many layers run; the final norm and the head come behind them. None for all.
+        depth: how many layers the model has for which the sets were chosen; None if that is not known.
+    """
+
+    skipped_attention: frozenset[int] = frozenset()
+    skipped_mlp: frozenset[int] = frozenset()
+    exit: int | None = None
+    depth: int | None = None
+
+    def check(self, count: int) -> None:
+        """Check that a model of so many layers has these.
+
+        Raises:
+            InvalidParameter: the sets are for another depth, a layer or the exit is not there, a skipped layer lies
+                behind the exit, or nothing is left to run.
+        """
+        skipped, run = self.skipped_attention | self.skipped_mlp, count if self.exit is None else self.exit
+        if self.depth not in (None, count):
+            raise InvalidParameter(
+                f"The layers to skip were chosen for a model of {self.depth} layers, but this one has {count}."
+            )
+        if not 0 < run <= count:
+            raise InvalidParameter(f"Exits lie behind 1 to {count} layers of this model, not behind {self.exit}.")
+        beyond = sorted(number for number in skipped if not 0 <= number < count)
+        if beyond:
+            raise InvalidParameter(
+                f"Layers to skip lie between 0 and {count - 1} in this model of {count} layers, but {beyond[-1]} is "
+                "one of them."
+            )
+        late = sorted(number for number in skipped if number >= run)
+        if late:
+            raise InvalidParameter(f"Layer {late[0]} lies behind the exit at {run}, so it cannot be skipped.")
+        if len(self.skipped_attention & self.skipped_mlp) == run:
+            raise InvalidParameter(f"All {run} layers are skipped; leave one of their sub-layers to run.")
+
+    def is_whole(self, count: int) -> bool:
+        """Tell whether these are all sub-layers of a model of so many layers."""
+        return not (self.skipped_attention or self.skipped_mlp) and self.exit in (None, count)
+
+
+WHOLE = LayerSet()
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +221,17 @@ class LanguageModel(Protocol):
         """Return the rows of the output head for some tokens, whose products with final states are their logits."""
         raise UnsupportedModel(f"{type(self).__name__} does not give its output head away.")
 
-    def first_layers(self, count: int) -> "LanguageModel":
-        """Return the model of the first layers, with the last norm and the head behind them."""
-        raise UnsupportedModel(f"{type(self).__name__} cannot be cut between its layers.")
+    def variant(self, weights: str = "", layers: LayerSet = WHOLE) -> "LanguageModel":
+        """Return the model with other weights, or without some of its sub-layers, over the same cache.
+
+        Layers keep their numbers, so that it reads the keys that the model has written; the same object as long as the
+        model's weights are the same.
+
+        Args:
+            weights: "int8" or "int4"; empty for the model's own.
+            layers: what runs.
+        """
+        raise UnsupportedModel(f"{type(self).__name__} cannot be run with other weights or without some of its layers.")
 
     def last_layers(self, count: int) -> "LanguageModel":
         """Return the model of all but the first `count` layers, which takes their output as embeddings."""

@@ -211,9 +211,12 @@ class Reader:
         dropped = self.dropped[row : row + 1]
         return replace(self, cache=self.cache.select(rows), read=(self.read[row],), dropped=dropped)
 
-    def first_layers(self, count: int) -> "Reader":
-        """Return a view of the first layers, with the last norm and the head behind them, over the same keys."""
-        return replace(self, model=self.model.first_layers(count), cache=self.cache.of_layers(0, count), layers=())
+    def viewed(self, model: LanguageModel) -> "Reader":
+        """Return a view by a variant of the model (`LanguageModel.variant`) over the same keys.
+
+        What it writes behind the committed text is the variant's, which the next pass of the model itself writes again.
+        """
+        return replace(self, model=model, layers=())
 
     def compact(self, slots: Int[Tensor, "b m"], room: int) -> "Reader":
         """Return a reader over a copy of some slots of each row, in rising order, with `room` slots behind them.

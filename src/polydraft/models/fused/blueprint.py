@@ -18,6 +18,7 @@ from polydraft.errors import UnsupportedModel
 from polydraft.models.anatomy import GLOBAL_HOOKS, OWN_HOOKS, WATCHING, layers_of
 from polydraft.models.fused.folded import attend
 from polydraft.models.fused.products import Product, joined, norm_of
+from polydraft.models.language_model import LayerSet
 
 POSITIONS = ("wpe", "embed_positions")
 LAST_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
@@ -93,7 +94,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What a layer does: its norms, each None where there is none, its attention and its inner layer.
+    """What a layer does: its norms, its attention and its inner layer, each None where there is none.
 
     Args:
         before: the norm before attention.
@@ -107,10 +108,10 @@ class LayerPlan:
     """
 
     before: Product | None
-    attention: Attending
+    attention: Attending | None
     behind: Product | None
     between: Product | None
-    inner: Inner
+    inner: Inner | None
     after: Product | None
     parallel: bool
     weight: float
@@ -149,7 +150,19 @@ class Blueprint:
     @property
     def records(self) -> bool:
         """Whether a pass launches the same whatever is read; what layers of experts do depends on it."""
-        return all(layer.inner.down is not None for layer in self.layers)
+        return all(layer.inner is None or layer.inner.down is not None for layer in self.layers)
+
+    def without(self, layers: LayerSet) -> "Blueprint":
+        """Return what is computed by some of the sub-layers alone."""
+        run = [
+            replace(
+                plan,
+                attention=None if number in layers.skipped_attention else plan.attention,
+                inner=None if number in layers.skipped_mlp else plan.inner,
+            )
+            for number, plan in enumerate(self.layers[: layers.exit])
+        ]
+        return replace(self, layers=tuple(run))
 
     def variants(self) -> Iterator["Blueprint"]:
         """Yield this and what it may be too, where modules do not say so: their order, and which dimensions turn."""

@@ -16,7 +16,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.fused.blueprint import Attending, Blueprint, Inner, LayerPlan, blueprint_of
 from polydraft.models.fused.folded import FOLDED
 from polydraft.models.fused.graphs import Graphs, Masks
-from polydraft.models.language_model import Forward, Layer
+from polydraft.models.language_model import Forward, Layer, LayerSet
 from polydraft.models.memory import affords_copies
 
 PLACE = "polydraft_fused"
@@ -92,6 +92,10 @@ class FusedPass:
         """Return a pass through some of the layers, with the last norm and the head behind them."""
         return FusedPass(replace(self.plan, layers=self.plan.layers[layers]))
 
+    def without(self, layers: LayerSet) -> "FusedPass":
+        """Return a pass through some of the sub-layers, over the same weights."""
+        return FusedPass(self.plan.without(layers))
+
     def entering(
         self, tokens: Int[Tensor, "b n"], positions: Int[Tensor, "b n"], embeddings: Float[Tensor, "b n d"] | None
     ) -> Float[Tensor, "r d"]:
@@ -133,14 +137,18 @@ class _Walking:
 
     def through(self, layer: LayerPlan, number: int, states: Float[Tensor, "r d"]) -> Float[Tensor, "r d"]:
         """Return the states after a layer, the number-th; its keys and values go into the cache."""
-        normed = states if layer.before is None else layer.before(states)
-        seen = self._read(layer.attention, number, normed)
-        seen = seen if layer.behind is None else layer.behind(seen)
-        seen = seen if layer.weight == 1 else seen * layer.weight
+        if layer.attention is None and layer.inner is None:
+            return states
+        normed, before = states if layer.before is None else layer.before(states), states
+        if layer.attention is not None:
+            seen = self._read(layer.attention, number, normed)
+            seen = seen if layer.behind is None else layer.behind(seen)
+            states = states + (seen if layer.weight == 1 else seen * layer.weight)
+        if layer.inner is None:
+            return states
         if layer.parallel:
-            inner = normed if layer.between is layer.before else layer.between(states) if layer.between else states
-            return states + seen + _through_inner(layer.inner, inner)
-        states = states + seen
+            inner = normed if layer.between is layer.before else layer.between(before) if layer.between else before
+            return states + _through_inner(layer.inner, inner)
         inner = _through_inner(layer.inner, states if layer.between is None else layer.between(states))
         inner = inner if layer.after is None else layer.after(inner)
         return states + (inner if layer.weight == 1 else inner * layer.weight)

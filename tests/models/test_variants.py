@@ -1,0 +1,261 @@
+"""Variants of a model: other weights or fewer sub-layers, over the keys that the model itself has written."""
+
+import copy
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from doubles import tiny_model
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models import CompiledModel, HuggingFaceModel, LayerSet
+from polydraft.models.derived import derived
+from polydraft.models.tiny import tiny_of_type
+from polydraft.reading import Reader, Text
+from polydraft.trees import TokenTree, TreeShape, topology
+
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8, 2, 8]]
+SHAPES = [TreeShape(((1,),) * 3), TreeShape(((2,), (2, 1)))]
+FAMILIES = ("gemma2", "gemma3_text", "gpt_neox", "gpt2", "llama", "mistral", "mixtral", "olmo2", "opt", "phi", "qwen3")
+OUTWARD = ("o_proj", "dense", "c_proj", "out_proj")
+DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
+
+
+def skipping(
+    *numbers: int, attention: Sequence[int] = (), mlp: Sequence[int] = (), exit: int | None = None
+) -> LayerSet:
+    return LayerSet(frozenset({*numbers, *attention}), frozenset({*numbers, *mlp}), exit)
+
+
+def text_of(rows: Sequence[Sequence[int]]) -> Text:
+    tokens = torch.full((len(rows), 24), 11)
+    for row, own in enumerate(rows):
+        tokens[row, : len(own)] = torch.tensor(own)
+    return Text(tokens, torch.tensor([*map(len, rows)]))
+
+
+def tree_below(text: Text, shape: TreeShape) -> TokenTree:
+    batch = len(text.lengths)
+    tokens = torch.randint(12, (batch, shape.size), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = text.last()
+    return TokenTree(tokens, topology(shape, batch, torch.device("cpu")), torch.ones_like(tokens, dtype=torch.bool))
+
+
+@torch.no_grad()
+def over_the_models_keys(
+    model: PreTrainedModel, other: PreTrainedModel, row: list[int], tree: TokenTree, at: int
+) -> Tensor:
+    """Return another model's logits at the nodes of a row's tree, path by path, by Hugging Face's own passes.
+
+    The keys of all tokens before the root are those of a full pass of the model.
+    """
+    past = None
+    if row[:-1]:
+        past = model(torch.tensor([row[:-1]]), use_cache=True).past_key_values
+    found = list[Tensor]()
+    for node in range(tree.tokens.shape[1]):
+        path = [0, *(tree.ancestors[at, node, 1:].nonzero().squeeze(-1) + 1).tolist()]
+        own, logits = copy.deepcopy(past), torch.zeros(0)
+        for token in tree.tokens[at, path].tolist():
+            step = other(torch.tensor([[token]]), past_key_values=own, use_cache=True)
+            own, logits = step.past_key_values, step.logits[0, -1]
+        found.append(logits)
+    return torch.stack(found)
+
+
+def without(model: PreTrainedModel, layers: LayerSet) -> PreTrainedModel:
+    """Return a copy whose skipped sub-layers multiply what they make by zero, whatever they read."""
+    other, count = copy.deepcopy(model), model.config.num_hidden_layers
+    (listed,) = [one for one in other.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
+    for numbers, parts, names in (
+        (layers.skipped_attention, ("self_attn", "attn", "attention"), OUTWARD),
+        (layers.skipped_mlp, ("mlp", ""), DOWN),
+    ):
+        for number in numbers:
+            layer: Any = listed[number]
+            part = next((getattr(layer, one) for one in parts if one and hasattr(layer, one)), layer)
+            ends = [getattr(part, one) for one in names if hasattr(part, one)]
+            for weight in [weight for end in ends for weight in end.parameters()] or part.experts.parameters():
+                weight.data.zero_()
+    return other
+
+
+def scores(
+    model: HuggingFaceModel, variant: Any, rows: list[list[int]], shape: TreeShape
+) -> tuple[Tensor, Tensor, TokenTree]:
+    """Return a variant's scores of a tree behind texts that the model has read, and the model's own behind those."""
+    text = text_of(rows)
+    tree = tree_below(text, shape)
+    reader = Reader.new(model, len(rows), 24 + shape.size).catch_up(text)[0]
+    found = reader.viewed(variant).at(text).score(text, tree)[0].logits
+    return found, reader.score(text, tree)[0].logits, tree
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+SETS = [skipping(0), skipping(attention=[0]), skipping(attention=[1], mlp=[0]), skipping(mlp=[0, 1])]
+
+
+def model_of(kind: str) -> PreTrainedModel:
+    """Return a small model whose weights are far from those of a start; windows are small enough to be met."""
+    model, stream = tiny_of_type(kind).double(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=stream).to(weight))
+    return model
+
+
+@pytest.mark.long(20)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "own"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_skipped_sub_layers_add_nothing_over_the_models_keys(kind: str, fused: bool) -> None:
+    model = model_of(kind)
+    target = HuggingFaceModel(model, fused=fused)
+    for layers, shape in zip(SETS, SHAPES * 2, strict=True):
+        found, own, tree = scores(target, target.variant(layers=layers), ROWS, shape)
+        for at, row in enumerate(ROWS):
+            close(found[at], over_the_models_keys(model, without(model, layers), row, tree, at))
+            close(own[at], over_the_models_keys(model, model, row, tree, at))
+        assert float((found - own).abs().max()) > 0.01, "it is another law"
+
+
+@pytest.mark.long(5)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "own"])
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2", "llama", "mistral", "qwen3"])
+def test_an_exit_is_the_full_passs_states_through_norm_and_head(kind: str, fused: bool) -> None:
+    model: Any = model_of(kind)
+    target = HuggingFaceModel(model, fused=fused)
+    variant, body = target.variant(layers=skipping(exit=1)), model.base_model
+    norm = next(getattr(body, one) for one in ("norm", "ln_f", "final_layer_norm") if hasattr(body, one))
+    for shape in SHAPES:
+        found, own, tree = scores(target, variant, ROWS, shape)
+        for at, row in enumerate(ROWS):
+            for node in range(shape.size):
+                path = tree.tokens[at, (tree.ancestors[at, node, 1:].nonzero().squeeze(-1) + 1).tolist()].tolist()
+                with torch.no_grad():
+                    states = model(torch.tensor([[*row, *path]]), output_hidden_states=True).hidden_states[1][0, -1]
+                    close(found[at, node], model.get_output_embeddings()(norm(states)))
+            close(own[at], over_the_models_keys(model, model, row, tree, at))
+        assert float((found - own).abs().max()) > 0.01
+    assert variant.facts.layers == 1
+
+
+@pytest.mark.long(5)
+@pytest.mark.parametrize("layers", [LayerSet(), skipping(mlp=[1])], ids=["all", "skip"])
+@pytest.mark.parametrize("kind", ["gpt_neox", "llama", "mistral", "qwen2"])
+def test_eight_bits_are_the_derived_models_layers_over_the_models_keys(kind: str, layers: LayerSet) -> None:
+    """Both are the same numbers but for rounding to bfloat16 on the way; the keys are not the derived model's own."""
+    model = tiny_model(kind, dtype=torch.float32)
+    target = HuggingFaceModel(model)
+    short = without(model, layers)
+    found, own, tree = scores(target, target.variant("int8", layers), ROWS, SHAPES[1])
+    for at, row in enumerate(ROWS):
+        close(found[at], over_the_models_keys(model, derived(short, "self:int8"), row, tree, at), 0.03)
+        close(own[at], over_the_models_keys(model, model, row, tree, at), 1e-4)
+    alone = Reader.new(HuggingFaceModel(derived(short, "self:int8")), len(ROWS), 32).catch_up(text_of(ROWS))[0]
+    apart = alone.score(text_of(ROWS), tree)[0].logits
+    assert float((found - apart).abs().max()) > 0, "the model's keys are others than those of eight bits"
+
+
+def test_a_variant_is_made_once_and_anew_when_the_weights_change() -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    target, layers = HuggingFaceModel(model), skipping(0)
+    before = [target.variant(layers=layers), target.variant("int8"), target.variant("int8", layers)]
+    again = HuggingFaceModel(model)
+    assert before == [again.variant(layers=layers), again.variant("int8"), again.variant("int8", layers)]
+    assert target.variant() is target and target.variant(layers=skipping(exit=2)) is target
+    own = {one.data_ptr() for one in model.parameters()}
+    assert {one.data_ptr() for one in before[0].model.parameters()} <= own
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    after = [target.variant(layers=layers), target.variant("int8"), target.variant("int8", layers)]
+    assert all(one is not other for one, other in zip(before, after, strict=True))
+
+
+def test_the_model_itself_stays_as_it_was() -> None:
+    model = tiny_model("llama")
+    before = [(name, type(part), dict(part._forward_hooks)) for name, part in model.named_modules()]
+    HuggingFaceModel(model).variant(layers=skipping(1))
+    assert before == [(name, type(part), dict(part._forward_hooks)) for name, part in model.named_modules()]
+
+
+def test_a_compiled_models_variants_run_over_its_cache() -> None:
+    model = tiny_model("llama", dtype=torch.float64)
+    compiled = CompiledModel(model, backend="eager")
+    found, own, tree = scores(compiled, compiled.variant(layers=skipping(mlp=[0])), ROWS[:1], SHAPES[0])
+    close(found[0], over_the_models_keys(model, without(model, skipping(mlp=[0])), ROWS[0], tree, 0))
+    close(own[0], over_the_models_keys(model, model, ROWS[0], tree, 0))
+
+
+WRONG = [
+    (skipping(2), "between 0 and 1 in this model of 2 layers, but 2 is one"),
+    (skipping(exit=3), "Exits lie behind 1 to 2 layers of this model, not behind 3"),
+    (skipping(exit=0), "not behind 0"),
+    (skipping(mlp=[1], exit=1), "Layer 1 lies behind the exit at 1"),
+    (skipping(0, 1), "All 2 layers are skipped; leave one"),
+    (skipping(0, exit=1), "All 1 layers are skipped"),
+    (LayerSet(frozenset({1}), depth=40), "chosen for a model of 40 layers, but this one has 2"),
+]
+
+
+@pytest.mark.parametrize(("layers", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_layers_that_are_not_there_are_refused(layers: LayerSet, said: str) -> None:
+    with pytest.raises(InvalidParameter, match=said):
+        HuggingFaceModel(tiny_model("llama")).variant(layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "said"),
+    [
+        ("bloom", "", "BloomForCausalLM scores chains only, so no variant of it can draft over its keys"),
+        ("qwen3_5", "", "scores chains only"),
+        ("gpt2", "int8", "has no linear layers of torch's"),
+    ],
+)
+def test_models_without_variants_are_refused_by_name(kind: str, weights: str, said: str) -> None:
+    with pytest.raises(UnsupportedModel, match=said):
+        HuggingFaceModel(tiny_model(kind)).variant(weights, LayerSet() if weights else skipping(mlp=[0]))
+
+
+class Doubled(LlamaDecoderLayer):
+    def forward(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
+        return 2 * super().forward(hidden_states, *given, **named)
+
+
+class Renamed(LlamaDecoderLayer):
+    def forward(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
+        seen = hidden_states + self.self_attn(self.input_layernorm(hidden_states), *given, **named)[0]
+        inside: Any = self.inside
+        return seen + inside(self.post_attention_layernorm(seen))
+
+
+def test_layers_of_other_parts_are_refused_by_name() -> None:
+    model = tiny_model("llama", num_hidden_layers=3)
+    first, _, last = model.model.layers
+    first.__class__, last.__class__, last.inside = Doubled, Renamed, last.mlp
+    del last.mlp
+    target = HuggingFaceModel(model, fused=False)
+    assert target.variant(layers=skipping(mlp=[1])).layers == 3
+    with pytest.raises(UnsupportedModel, match="Layer 0 of LlamaForCausalLM does more than to add what its attention"):
+        target.variant(layers=skipping(mlp=[0]))
+    with pytest.raises(UnsupportedModel, match="Renamed of LlamaForCausalLM has no part called mlp"):
+        target.variant(layers=skipping(attention=[2]))
+
+
+@pytest.mark.parametrize("change", ["an indexer", "offloaded"])
+def test_models_whose_keys_are_not_shared_are_refused_by_name(change: str) -> None:
+    target = HuggingFaceModel(tiny_model("llama"))
+    if change == "an indexer":
+        target.shapes = ((2, 4),) * 6
+    else:
+        target.model.model.layers[0]._hf_hook = SimpleNamespace(offload=True)
+    said = {"an indexer": "choose what they attend to", "offloaded": "are offloaded, so it has no variants"}[change]
+    with pytest.raises(UnsupportedModel, match=said):
+        target.variant(layers=skipping(mlp=[0]))
