@@ -21,9 +21,9 @@ SHIPPED = {
 }
 """Folders of the embedded pair, of the head for its target, and of the head for what `fetch smollm2` brings."""
 DERIVED = "self:"
-"""How the names of draft models begin that are made of the target."""
-MADE = ("self:int8", "self:int4", "self:skip=12-19")
-"""Examples of draft models that are made of the target."""
+"""How the names of drafts begin that are the target itself in part."""
+MADE = ("self:int8", "self:int4", "self:skip=12-19", "self:exit=8")
+"""Examples of them."""
 MODULES = "mtp"
 """The word for the MTP modules in the target's own checkpoint."""
 PROMPTS = ("spec-bench",)

@@ -187,7 +187,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         ModelDrafter(model),
         EnsembleDrafter(((model, None),)),
         LookupFirst(ModelDrafter(model)),
-        drafters.SelfDrafter(),
+        drafters.SelfDrafter(drafters.View(keys=drafters.Recent())),
         drafters.NestedDrafter(model, ModelDrafter(model), BlockVerification(), Chain(2)),
         drafters.JacobiDrafter(),
         drafters.LookaheadDrafter(),

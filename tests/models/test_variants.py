@@ -1,6 +1,5 @@
 """Variants of a model: other weights or fewer sub-layers, over the keys that the model itself has written."""
 
-import copy
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from doubles import tiny_model
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from views import close, over_the_models_keys, skipping, without
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, LayerSet
@@ -22,14 +22,6 @@ from polydraft.trees import TokenTree, TreeShape, topology
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8, 2, 8]]
 SHAPES = [TreeShape(((1,),) * 3), TreeShape(((2,), (2, 1)))]
 FAMILIES = ("gemma2", "gemma3_text", "gpt_neox", "gpt2", "llama", "mistral", "mixtral", "olmo2", "opt", "phi", "qwen3")
-OUTWARD = ("o_proj", "dense", "c_proj", "out_proj")
-DOWN = ("down_proj", "dense_4h_to_h", "c_proj", "fc2")
-
-
-def skipping(
-    *numbers: int, attention: Sequence[int] = (), mlp: Sequence[int] = (), exit: int | None = None
-) -> LayerSet:
-    return LayerSet(frozenset({*numbers, *attention}), frozenset({*numbers, *mlp}), exit)
 
 
 def text_of(rows: Sequence[Sequence[int]]) -> Text:
@@ -46,45 +38,6 @@ def tree_below(text: Text, shape: TreeShape) -> TokenTree:
     return TokenTree(tokens, topology(shape, batch, torch.device("cpu")), torch.ones_like(tokens, dtype=torch.bool))
 
 
-@torch.no_grad()
-def over_the_models_keys(
-    model: PreTrainedModel, other: PreTrainedModel, row: list[int], tree: TokenTree, at: int
-) -> Tensor:
-    """Return another model's logits at the nodes of a row's tree, path by path, by Hugging Face's own passes.
-
-    The keys of all tokens before the root are those of a full pass of the model.
-    """
-    past = None
-    if row[:-1]:
-        past = model(torch.tensor([row[:-1]]), use_cache=True).past_key_values
-    found = list[Tensor]()
-    for node in range(tree.tokens.shape[1]):
-        path = [0, *(tree.ancestors[at, node, 1:].nonzero().squeeze(-1) + 1).tolist()]
-        own, logits = copy.deepcopy(past), torch.zeros(0)
-        for token in tree.tokens[at, path].tolist():
-            step = other(torch.tensor([[token]]), past_key_values=own, use_cache=True)
-            own, logits = step.past_key_values, step.logits[0, -1]
-        found.append(logits)
-    return torch.stack(found)
-
-
-def without(model: PreTrainedModel, layers: LayerSet) -> PreTrainedModel:
-    """Return a copy whose skipped sub-layers multiply what they make by zero, whatever they read."""
-    other, count = copy.deepcopy(model), model.config.num_hidden_layers
-    (listed,) = [one for one in other.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
-    for numbers, parts, names in (
-        (layers.skipped_attention, ("self_attn", "attn", "attention"), OUTWARD),
-        (layers.skipped_mlp, ("mlp", ""), DOWN),
-    ):
-        for number in numbers:
-            layer: Any = listed[number]
-            part = next((getattr(layer, one) for one in parts if one and hasattr(layer, one)), layer)
-            ends = [getattr(part, one) for one in names if hasattr(part, one)]
-            for weight in [weight for end in ends for weight in end.parameters()] or part.experts.parameters():
-                weight.data.zero_()
-    return other
-
-
 def scores(
     model: HuggingFaceModel, variant: Any, rows: list[list[int]], shape: TreeShape
 ) -> tuple[Tensor, Tensor, TokenTree]:
@@ -94,10 +47,6 @@ def scores(
     reader = Reader.new(model, len(rows), 24 + shape.size).catch_up(text)[0]
     found = reader.viewed(variant).at(text).score(text, tree)[0].logits
     return found, reader.score(text, tree)[0].logits, tree
-
-
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=tolerance * float(expected.abs().max()))
 
 
 SETS = [skipping(0), skipping(attention=[0]), skipping(attention=[1], mlp=[0]), skipping(mlp=[0, 1])]

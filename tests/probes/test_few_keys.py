@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft.drafters import Recent, SelfDrafter
+from polydraft.drafters import Recent, SelfDrafter, View
 from polydraft.errors import InvalidParameter
 from polydraft.schemes import IID, TopK, WithoutReplacement
 from polydraft.trees import Chain, TreePolicy, Widths
@@ -28,14 +28,14 @@ RULES = [
 @pytest.mark.parametrize(("rule", "policy"), RULES, ids=str)
 def test_four_tokens_follow_the_target(rule: PathVerifier, policy: TreePolicy) -> None:
     target, prompt = Toy(), [0, 2, 1, 1]
-    found, failures = law_of(target, SelfDrafter(Recent(1, 2)), rule, policy, [prompt], 4, steps=1)
+    found, failures = law_of(target, SelfDrafter(View(keys=Recent(1, 2))), rule, policy, [prompt], 4, steps=1)
     assert not failures and distance(found, target.texts(prompt, 4)) < 1e-12
 
 
 def test_two_rows_follow_the_target() -> None:
     """Behind the first step rows end at different places, and keep as many keys as the shortest has."""
     target, prompts = Toy(2), [[0, 1], [1, 1]]
-    found, failures = law_of(target, SelfDrafter(Recent(1, 9)), ByShape(), Chain(1), prompts, 3, steps=2)
+    found, failures = law_of(target, SelfDrafter(View(keys=Recent(1, 9))), ByShape(), Chain(1), prompts, 3, steps=2)
     assert not failures and distance(found, target.texts(prompts[0], 3)) < 1e-12
 
 
@@ -43,25 +43,25 @@ def test_two_rows_follow_the_target() -> None:
 @pytest.mark.parametrize("keys", [Recent(), Recent(0, 1), Recent(1, 2), Recent(4, 2)], ids=str)
 @pytest.mark.parametrize("policy", [3, "2,2,1", "best-first:6x3:3"])
 def test_greedy_texts_are_plain_ones(keys: Recent, policy: object, beside: Any) -> None:
-    beside(SelfDrafter(keys), policy)
+    beside(SelfDrafter(View(keys=keys)), policy)
 
 
 def test_all_keys_draft_what_the_target_writes(target: PreTrainedModel, beside: Any) -> None:
-    found = beside(SelfDrafter(), 3, [[3, 1, 4, 1, 5]]).statistics
+    found = beside(SelfDrafter(View(keys=Recent())), 3, [[3, 1, 4, 1, 5]]).statistics
     assert found.accepted >= found.drafted - 3, "the last step may draft more than is wanted"
 
 
 def test_rows_are_the_targets_over_these_keys(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens that are kept saw all before them; the last one sees those that are kept, at their own places."""
     rows, tokens = list[Tensor](), [3, 1, 4, 1, 5, 9, 2, 6]
-    proposed = polydraft.drafters.itself.draft_rows
+    proposed = polydraft.drafters.itself.self_drafter.draft_rows
 
     def noted(logits: Tensor, *rest: Any) -> Any:
         rows.append(logits)
         return proposed(logits, *rest)
 
-    monkeypatch.setattr("polydraft.drafters.itself.draft_rows", noted)
-    drafter = SelfDrafter(Recent(1, 3))
+    monkeypatch.setattr("polydraft.drafters.itself.self_drafter.draft_rows", noted)
+    drafter = SelfDrafter(View(keys=Recent(1, 3)))
     polydraft.generate(target, torch.tensor([tokens]), drafter=drafter, policy=1, max_new_tokens=2, do_sample=False)
     seen = torch.ones(8, 8).tril()
     seen[-1, 1:4] = 0
@@ -74,7 +74,7 @@ def test_rows_are_the_targets_over_these_keys(target: PreTrainedModel, monkeypat
 def test_it_drafts_for_some_rows_of_a_running_batch(target: PreTrainedModel) -> None:
     prompts, options = {"a": [3, 1, 4, 1, 5], "b": [2, 7, 1], "c": [4, 4]}, {"max_new_tokens": 12, "do_sample": False}
     plain = {one.name: one.tokens for one in polydraft.generate_many(target, prompts, drafter="none", **options)}
-    own = {name: {"drafter": SelfDrafter(Recent(1, 3)), "policy": 3} for name in ("a", "c")}
+    own = {name: {"drafter": SelfDrafter(View(keys=Recent(1, 3))), "policy": 3} for name in ("a", "c")}
     run = polydraft.generate_many(target, prompts, batch_size=2, per_prompt=own, drafter="none", **options)
     texts = {one.name: one for one in run}
     assert {name: text.tokens for name, text in texts.items()} == plain and not run.statistics.fallback
@@ -98,5 +98,5 @@ def test_a_target_that_cannot_branch_goes_on_without_drafts() -> None:
     ids, target = torch.tensor([[3, 1, 4]]), tiny_model("bloom")
     plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=4)
     with pytest.warns(RuntimeWarning, match="cannot branch has no keys to draft from in part"):
-        found = polydraft.generate(target, ids, drafter=SelfDrafter(), max_new_tokens=4)
+        found = polydraft.generate(target, ids, drafter=SelfDrafter(View(keys=Recent())), max_new_tokens=4)
     assert torch.equal(found.sequences, plain.sequences)

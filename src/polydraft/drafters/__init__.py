@@ -42,7 +42,7 @@ from polydraft.drafters.heads.formats import (
     write_redrafter,
     write_walk,
 )
-from polydraft.drafters.itself import Recent, SelfDrafter
+from polydraft.drafters.itself import Recent, SelfDrafter, View, own_model
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
@@ -106,6 +106,7 @@ __all__ = [
     "TextDrafter",
     "TextStore",
     "TreePass",
+    "View",
     "drafter_of",
     "drafters_in",
     "drafts_name",
@@ -123,6 +124,7 @@ __all__ = [
     "merge",
     "merge_beside",
     "model_defaults",
+    "own_model",
     "own_riders",
     "owned_models",
     "owned_networks",

@@ -131,7 +131,7 @@ class ModelDrafter(Drafter):
     def _propose(
         self, state: ModelDraftState, text: Text, scheme: Scheme, size: int | None, frontier: Frontier
     ) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
-        logits = state.reader.grow(text, frontier)[..., : state.vocab_size]
+        logits = state.reader.nodes(text, frontier).logits[..., : state.vocab_size]
         return draft_rows(logits, state.params, size, scheme)
 
 

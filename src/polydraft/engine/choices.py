@@ -298,9 +298,9 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
 
 
 def _only_names_one(given: object) -> bool:
-    """Tell whether no more is said than which draft model or head drafts, so that lookups may go before it."""
+    """Tell whether no more is said than which model, head or view drafts, so that lookups may go before it."""
     if isinstance(given, Drafter) and not isinstance(given, type):
-        return len(drafters_in(given)) == 1 and bool(owned_networks(given))
+        return len(drafters_in(given)) == 1 and (bool(owned_networks(given)) or given.needs.target)
     return given is not None and not _is_word(given)
 
 

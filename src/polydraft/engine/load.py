@@ -12,7 +12,9 @@ from polydraft.catalogue import MANY, meant_drafter
 from polydraft.drafters import (
     Drafter,
     DraftRequest,
+    SelfDrafter,
     Session,
+    View,
     drafter_of,
     has_head_inside,
     has_modules,
@@ -21,7 +23,15 @@ from polydraft.drafters import (
     load_modules,
     own_riders,
 )
-from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, VocabularyMismatch, lowered, shown
+from polydraft.errors import (
+    CheckpointError,
+    InvalidParameter,
+    TargetMismatch,
+    UnsupportedModel,
+    VocabularyMismatch,
+    lowered,
+    shown,
+)
 from polydraft.fetched import MODULES, is_derived
 from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
@@ -51,9 +61,9 @@ def load(
     Args:
         target: folder, GGUF file or hub name of the target; or "smollm2", or "pair" for the one that ships.
         draft: the same of the draft model ("pair-draft"), or of a draft head ("pair-head", "smollm2-head"); or
-            "self:int8", "self:int4", "self:skip=12-19" (layers) or "self:int8,skip=12-19" for one that is made of the
-            target; or "mtp" for the MTP modules in the target's own checkpoint, of which a warning tells where there
-            are some and no draft is named.
+            "self:int8", "self:int4", "self:skip=12-19" (layers), "self:exit=8" or several of these, for the target
+            itself in a view over its own keys (`View.named`); or "mtp" for the MTP modules in the target's own
+            checkpoint, of which a warning tells where there are some and no draft is named.
         dtype: "auto" (the checkpoint's own on a GPU; on a CPU bfloat16 where the checkpoint has it and the processor
             multiplies it, else single precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
@@ -72,12 +82,16 @@ def load(
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
     refuse_drafters(draft)
+    if draft is not None and is_derived(draft):
+        View.named(str(draft))  # before anything is loaded
+        pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
+        return replace(pair, draft=view_for(str(draft), pair.target))
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
     if draft is None and has_head_inside(target):
         draft = target
-    if draft is not None and not is_derived(draft) and _names_head(draft):
+    if draft is not None and _names_head(draft):
         pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
         return replace(pair, draft=head_for(draft, pair.target))
     pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
@@ -146,9 +160,31 @@ def load_models(
 
 def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
     """Load a draft model or a draft head for a target that is there already; names and errors are those of `load`."""
-    if not is_derived(name) and _names_head(name):
+    if is_derived(name):
+        return view_for(str(name), target)
+    if _names_head(name):
         return head_for(name, target)
     return _checked(load_draft(name, cast(Any, target)))
+
+
+def view_for(word: str, target: nn.Module) -> nn.Module | Drafter:
+    """Return who drafts by a view of a target that is there already: the target, over its own keys.
+
+    Where it has no such view, as one that scores chains only, it is the draft model that the word means too, which
+    keeps keys of its own.
+
+    Raises:
+        InvalidParameter: the word means no view, or one of layers that are not there.
+        UnsupportedModel: the target has no such view, and the word means no draft model; or that cannot be made of it.
+    """
+    view = View.named(word)
+    try:
+        view.model(HuggingFaceModel(target))
+    except UnsupportedModel:
+        if not view.is_model:
+            raise
+        return _checked(load_draft(word, cast(Any, target)))
+    return SelfDrafter(view)
 
 
 def _checked(draft: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
+from polydraft.models.derived import check_word, read_word, refuse_word, word_of
 from polydraft.models.encoders.filling import encoded, filled
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
@@ -139,6 +140,7 @@ __all__ = [
     "check_same_source",
     "check_shown",
     "check_template",
+    "check_word",
     "chosen_precision",
     "conversation_ids",
     "copied_criterion",
@@ -173,6 +175,8 @@ __all__ = [
     "prompts_of",
     "read_plain",
     "read_size",
+    "read_word",
+    "refuse_word",
     "require_count",
     "same_model",
     "save",
@@ -185,5 +189,6 @@ __all__ = [
     "weight_bytes",
     "weight_of",
     "weights_of",
+    "word_of",
     "write_plain",
 ]

@@ -1,7 +1,6 @@
 """Models made of another one: with weights of eight or four bits, or without some of its layers."""
 
 import copy
-import re
 from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from types import FunctionType
@@ -12,11 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.fetched import DERIVED
 from polydraft.models.anatomy import function_of
 from polydraft.models.checks.layout import is_offloaded
 from polydraft.models.fused.few_bits import GROUP, KINDS, FewBits, Int4Linear, Int8Linear
+from polydraft.models.language_model import WHOLE, LayerSet
+from polydraft.models.layers.layer_words import EXIT, PARTS, layer_words, with_layer_word
 
 NUMBER = "layer_idx"
 
@@ -147,27 +148,54 @@ def _refuse_saving(word: str, *_: object, **__: object) -> None:
 
 
 WORDS = {8: "eight", 4: "four"}
-SKIP = re.compile(r"skip=(\d{1,4})(?:-(\d{1,4}))?")
+
+
+def read_word(name: str) -> tuple[str, LayerSet, dict[str, str]]:
+    """Return what a word behind "self:" says: weights, empty for the model's own; layers; and other parts by name.
+
+    Raises:
+        InvalidParameter: it says something that cannot be.
+    """
+    bits, layers, others = "", WHOLE, dict[str, str]()
+    for part in name.removeprefix(DERIVED).split(","):
+        word, _, value = part.partition("=")
+        if part in KINDS and not bits:
+            bits = part
+        elif value and (word in PARTS or word == EXIT):
+            layers = with_layer_word(layers, word, value)
+        elif value and word not in others:
+            others[word] = value
+        else:
+            raise refuse_word(name)
+    return bits, layers, others
+
+
+def word_of(weights: str, layers: LayerSet, *others: str) -> str:
+    """Return the word that says so, with other parts behind."""
+    return DERIVED + ",".join([*filter(None, [weights]), *layer_words(layers), *others])
+
+
+def refuse_word(name: str) -> InvalidParameter:
+    """Return the error for a word that means nothing."""
+    return InvalidParameter(
+        f"The draft {shown(name)} is not known: one made of the target is self:int8, self:int4, self:skip=12-19 "
+        "(layers, counted from 0), self:exit=8, self:keys=recent:16+240, or several of these, as self:int8,skip=12-19."
+    )
 
 
 def check_word(name: str) -> tuple[str, frozenset[int]]:
-    """Return how few bits the weights have, empty for all that they have, and which layers are skipped.
+    """Return how few bits the weights of a model of its own have, empty for all, and which layers are skipped.
 
     Raises:
         InvalidParameter: the name says something else.
     """
-    parts, layers, bits = name.removeprefix(DERIVED).split(","), set[int](), ""
-    for part in parts:
-        found = SKIP.fullmatch(part)
-        named = range(int(found[1]), int(found[2] or found[1]) + 1) if found else ()
-        layers |= {*named}
-        bits = part if part in KINDS and not bits else bits
-        if not named and (not part or part != bits):
-            raise InvalidParameter(
-                f"The draft model {name!r} is not known: one made of the target is self:int8, self:int4, "
-                "self:skip=12-19 (layers, counted from 0), or self:int8,skip=12-19."
-            )
-    return bits, frozenset(layers)
+    bits, layers, others = read_word(name)
+    if others or layers.exit is not None or layers.skipped_attention != layers.skipped_mlp:
+        raise InvalidParameter(
+            f"{shown(name)} drafts over the target's own keys, and a model of its own is needed here; take fewer bits "
+            "or skip whole layers, as self:int8,skip=12-19."
+        )
+    return bits, layers.skipped_mlp
 
 
 def derived(target: PreTrainedModel, name: str) -> PreTrainedModel:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
 
 Layer = int | Literal["final"]
 """Which hidden states: the output of so many layers, 0 being the embedding; or "final", behind the last norm."""
@@ -23,6 +23,9 @@ class LayerSet:
         skipped_mlp: layers whose inner layer is left out.
         exit: how many layers run; the final norm and the head come behind them. None for all.
         depth: how many layers the model has for which the sets were chosen; None if that is not known.
+
+    Raises:
+        InvalidParameter: the exit is none, a skipped layer lies behind it, or nothing is left to run.
     """
 
     skipped_attention: frozenset[int] = frozenset()
@@ -30,31 +33,40 @@ class LayerSet:
     exit: int | None = None
     depth: int | None = None
 
+    def __post_init__(self) -> None:
+        skipped, run = self.skipped_attention | self.skipped_mlp, self.exit
+        if run is None:
+            return
+        if not is_whole(run) or run < 1:
+            raise InvalidParameter(f"An exit lies behind one layer at least, not behind {shown(run)}.")
+        if skipped and max(skipped) >= run:
+            raise InvalidParameter(f"Layer {max(skipped)} lies behind the exit at {run}, so it cannot be skipped.")
+        self._check_something_runs(run)
+
     def check(self, count: int) -> None:
         """Check that a model of so many layers has these.
 
         Raises:
-            InvalidParameter: the sets are for another depth, a layer or the exit is not there, a skipped layer lies
-                behind the exit, or nothing is left to run.
+            InvalidParameter: the sets are for another depth, a layer or the exit is not there, or nothing is left to
+                run.
         """
-        skipped, run = self.skipped_attention | self.skipped_mlp, count if self.exit is None else self.exit
         if self.depth not in (None, count):
             raise InvalidParameter(
                 f"The layers to skip were chosen for a model of {self.depth} layers, but this one has {count}."
             )
-        if not 0 < run <= count:
+        if self.exit is not None and self.exit > count:
             raise InvalidParameter(f"Exits lie behind 1 to {count} layers of this model, not behind {self.exit}.")
-        beyond = sorted(number for number in skipped if not 0 <= number < count)
+        beyond = [number for number in self.skipped_attention | self.skipped_mlp if not 0 <= number < count]
         if beyond:
             raise InvalidParameter(
-                f"Layers to skip lie between 0 and {count - 1} in this model of {count} layers, but {beyond[-1]} is "
+                f"Layers to skip lie between 0 and {count - 1} in this model of {count} layers, but {max(beyond)} is "
                 "one of them."
             )
-        late = sorted(number for number in skipped if number >= run)
-        if late:
-            raise InvalidParameter(f"Layer {late[0]} lies behind the exit at {run}, so it cannot be skipped.")
+        self._check_something_runs(count if self.exit is None else self.exit)
+
+    def _check_something_runs(self, run: int) -> None:
         if len(self.skipped_attention & self.skipped_mlp) == run:
-            raise InvalidParameter(f"All {run} layers are skipped; leave one of their sub-layers to run.")
+            raise InvalidParameter(f"All {run} layers that run are skipped; leave one of their sub-layers.")
 
     def is_whole(self, count: int) -> bool:
         """Tell whether these are all sub-layers of a model of so many layers."""

@@ -398,10 +398,11 @@ def relative_cost(target: LanguageModel, drafter: Drafter) -> float:
     """Return the expected cost of a pass of the drafter, in passes of the target, from the bytes of their weights.
 
     A large draft model pushes the target's weights out of the processor's caches, so its cost grows faster than its
-    size. A drafter without a model in its fields costs nothing; one of unknown weights a quarter of the target.
+    size. A drafter without a model in its fields costs nothing, or half a pass if it drafts by the target itself; one
+    of unknown weights a quarter of the target.
     """
     sizes, whole = [weight_bytes(model) for model in owned_models(drafter)], weight_bytes(target)
     if not sizes:
-        return 0.0
+        return 0.5 if drafter.needs.target else 0.0
     size = sum(sizes) / whole if whole and all(sizes) else 0.25
     return size * (1 + size / 2)

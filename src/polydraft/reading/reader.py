@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, LanguageModel, Layer, ShowsSlots, agree, module_of
+from polydraft.models import Cache, Forward, LanguageModel, Layer, ShowsSlots, agree, module_of
 from polydraft.probs import sent
 from polydraft.reading.values import Features, Scored, Text
 from polydraft.rows import placed
@@ -132,19 +132,24 @@ class Reader:
             text: the committed tokens, of which the last is the root.
             frontier: the nodes.
         """
+        return self.nodes(text, frontier).logits
+
+    def nodes(self, text: Text, frontier: Frontier) -> Forward:
+        """Do as `grow`, and return hidden states too; with the root come those of all that was unread."""
         ends = text.counts
         if frontier.depth == 0:
             width = self._unread(text)
             window = _Window.of(text, ends, width)
             mask = window.mask(self._slots(ends), None)
             given, named = self._inputs(window.tokens, window.places, mask, self._starts(ends, width), 1)
-            return self.model.forward(*given, **named).logits[:, -1:]
+            scored = self.model.forward(*given, **named)
+            return replace(scored, logits=scored.logits[:, -1:])
         first, stop = frontier.nodes.start, frontier.nodes.stop
         roots = self._roots(text)
         mask = tree_mask(frontier.ancestors, roots, max(self._slots(ends)) - 1 + stop)
         places = (text.lengths - 1 + frontier.depth).unsqueeze(-1).expand(-1, stop - first)
         given, named = self._inputs(frontier.tokens, places, mask, roots + first)
-        return self.model.forward(*given, **named).logits
+        return self.model.forward(*given, **named)
 
     def grown(self, text: Text, draft: Draft) -> "Reader":
         """Return the reader when a tree has grown below a text: the keys of its nodes are put in the tree's order."""

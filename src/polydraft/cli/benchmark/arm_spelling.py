@@ -33,7 +33,7 @@ from polydraft.catalogue import (
     parse_policy,
     verifier_by_name,
 )
-from polydraft.drafters import MASKED
+from polydraft.drafters import MASKED, own_model
 from polydraft.engine import as_drafter, draft_for
 from polydraft.errors import InvalidParameter, PolydraftError, lowered, near
 from polydraft.models import Pair
@@ -207,7 +207,8 @@ def build_arms(pair: Pair, spellings: Sequence[ArmSpelling], settings: SpeedSett
         VocabularyMismatch: an arm's own draft has other tokens.
     """
     if not spellings:
-        assists = isinstance(pair.draft, nn.Module) and MASKED.isdisjoint(vars(pair.draft.config))
+        model = _model_of(pair)
+        assists = model is not None and MASKED.isdisjoint(vars(model.config))
         usual = [spell_arm(name) for name in DEFAULT_ARMS if assists or name != "hf-assisted"]
         arms = [_arm(pair, one) for one in usual]
         return [arm for arm in arms if arm.most_rows is None or arm.most_rows >= min(settings.batch_sizes)]
@@ -222,6 +223,11 @@ def _arm(pair: Pair, one: ArmSpelling) -> Arm:
         if str(error).startswith("The arm "):
             raise
         raise type(error)(f"The arm {one.name!r}: {lowered(error)}") from error
+
+
+def _model_of(pair: Pair) -> Any:
+    """Return the model of a pair's draft: itself, or that which a view's word means too; None for none."""
+    return pair.draft if isinstance(pair.draft, nn.Module) else own_model(pair.draft, pair.target)
 
 
 def _described(pair: Pair, one: ArmSpelling) -> Arm:
@@ -256,13 +262,14 @@ def _built(pair: Pair, one: ArmSpelling) -> Arm:
     if draft is None:
         raise InvalidParameter(f"The arm {one.name!r} needs a draft model: give --draft beside --target.")
     if one.kind == "hf-assisted":
-        if not isinstance(draft, nn.Module):
-            raise InvalidParameter(f"The arm {one.name!r} needs a draft model, and what drafts here is a head.")
-        if not MASKED.isdisjoint(vars(draft.config)):
+        model = _model_of(pair)
+        if model is None:
+            raise InvalidParameter(f"The arm {one.name!r} needs a draft model, and what drafts here is none.")
+        if not MASKED.isdisjoint(vars(model.config)):
             raise InvalidParameter(
                 f"The arm {one.name!r} needs a draft model that drafts token by token, not for masks."
             )
         settings: dict[str, Any] = {ASSISTED[key]: value for key, value in numbers.items()}
-        return assisted_arm(target, draft, **settings)
+        return assisted_arm(target, model, **settings)
     drafts = draft if drafter == MODEL else line.of(as_drafter(draft))
     return drafting_arm(one.name, target, drafts, **_configuration(one.settings, drafter))

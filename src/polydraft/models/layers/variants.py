@@ -123,9 +123,8 @@ class LeftOut(nn.Module):
 
     def __init__(self, like: Any) -> None:
         super().__init__()
-        self.beside = len(like) - 1 if isinstance(like, tuple) else None
-        states: Tensor = like if self.beside is None else like[0]
-        self.width = states.shape[-1]
+        self.beside = len(cast(tuple[Any, ...], like)) - 1 if isinstance(like, tuple) else None
+        self.width: int = (like[0] if isinstance(like, tuple) else like).shape[-1]
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """Return zeros."""

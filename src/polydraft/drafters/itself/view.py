@@ -1,0 +1,78 @@
+"""A view of the target: its weights or rounded ones, all of its layers or some, all of its keys or a few."""
+
+from dataclasses import dataclass
+
+from polydraft.drafters.itself.keys import Recent, keys_named
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models import WHOLE, LanguageModel, LayerSet, read_word, refuse_word, word_of
+
+
+@dataclass(frozen=True)
+class View:
+    """What the target drafts by: what is not said is its own.
+
+    Args:
+        weights: "int8" or "int4"; empty for the target's own.
+        layers: which sub-layers run.
+        keys: which of its keys are seen; None for all.
+
+    Sources: skipped sub-layers are those of Zhang et al., arXiv 2309.08168 (Draft & Verify); exits those of Elhoushi et
+    al., arXiv 2404.16710 (LayerSkip); rounded weights over the target's keys those of Tiwari et al., arXiv 2502.10424
+    (QuantSpec).
+    """
+
+    weights: str = ""
+    layers: LayerSet = WHOLE
+    keys: Recent | None = None
+
+    @classmethod
+    def named(cls, word: str) -> "View":
+        """Return the view that a word means: parts behind "self:", with commas between them.
+
+        The parts are int8 or int4; skip=3-5+9, skip-attention= and skip-mlp= with layers counted from 0, or skip=FILE
+        with a JSON file of skipped sub-layers; exit=8, behind so many layers; and keys=recent:16+240.
+
+        Raises:
+            InvalidParameter: the word means no view; the text says why.
+        """
+        weights, layers, others = read_word(word)
+        keys = others.pop("keys", None)
+        if others:
+            raise refuse_word(word)
+        return cls(weights, layers, None if keys is None else keys_named(keys))
+
+    @property
+    def word(self) -> str:
+        """A word that means this view."""
+        keys = () if self.keys is None else (f"keys={self.keys.word}",)
+        return word_of(self.weights, self.layers, *keys)
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it can be a model with keys of its own, too: one of other weights, or without whole layers."""
+        whole = self.layers.exit is None and self.layers.skipped_attention == self.layers.skipped_mlp
+        return whole and self.keys is None
+
+    def model(self, target: LanguageModel) -> LanguageModel:
+        """Return the target as it is seen here: the variant of it that reads and writes its keys.
+
+        Raises:
+            InvalidParameter: the target has no such layers.
+            UnsupportedModel: it has no such variant, or its texts cannot branch.
+        """
+        if not target.facts.branches:
+            raise UnsupportedModel("A target whose text cannot branch has no keys to draft from in part.")
+        return target if not self.weights and self.layers == WHOLE else target.variant(self.weights, self.layers)
+
+    def check_resumes(self) -> None:
+        """Check that the full pass can go on from the states at the exit.
+
+        Raises:
+            InvalidParameter: there is no exit, or the states there are not the target's own.
+        """
+        exit = self.layers.exit
+        if exit is None or self.weights or self.keys is not None or self.layers != LayerSet(exit=exit):
+            raise InvalidParameter(
+                f"The full pass resumes at an exit behind which layers ran that are the target's own over all of its "
+                f"keys, which {self.word} does not have; leave resumes out."
+            )

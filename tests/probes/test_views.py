@@ -1,0 +1,397 @@
+"""The target drafting for itself by views of all its keys: what they say, and what is left of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from choices import Memory, Toy, distance, law_of
+from doubles import tiny_model
+from sampled import FALSE_ALARM_RATE, NEW, PROMPT, SAMPLES, VOCAB, exact_law, p_value
+from sampled import target as sampled_target
+from torch import Tensor
+from transformers import PreTrainedModel
+from views import close, over_the_models_keys, skipping, without
+
+import polydraft
+from polydraft.drafters import DraftRequest, Recent, SelfDrafter, Session, View, own_model
+from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models import HuggingFaceModel, LayerSet
+from polydraft.models.derived import derived
+from polydraft.probs import Noise, SamplingParams
+from polydraft.reading import Reader, Text
+from polydraft.schemes import IID, TopK, WithoutReplacement
+from polydraft.trees import Chain, Draft, Resume, TreePolicy, Verdict, Widths
+from polydraft.verifiers import BlockVerification, ByShape, NaiveMatch, Optimal, PathVerifier, TopDown
+
+ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8, 2, 8]]
+VIEWS = {
+    "int8": View("int8"),
+    "skip": View(layers=skipping(1)),
+    "skip-mlp": View(layers=skipping(mlp=[0, 2])),
+    "exit": View(layers=skipping(exit=2)),
+    "int8 of few layers": View("int8", skipping(attention=[0], exit=2)),
+    "int8 of few keys": View("int8", keys=Recent(1, 2)),
+}
+
+
+def text_of(rows: Sequence[Sequence[int]]) -> Text:
+    tokens = torch.full((len(rows), 32), 11)
+    for row, own in enumerate(rows):
+        tokens[row, : len(own)] = torch.tensor(own)
+    return Text(tokens, torch.tensor([*map(len, rows)]))
+
+
+def drafted(drafter: SelfDrafter, reader: Reader, text: Text, policy: TreePolicy, scheme: Any) -> Draft:
+    """Return what a drafter drafts behind texts that the target has read."""
+    state = drafter.start(text, Session(SamplingParams(), 48, 24, reader))
+    request = DraftRequest(text, scheme, policy, Noise.from_seed(1, len(text.lengths)), reader)
+    return drafter.draft(state, request)[0]
+
+
+# What they say.
+
+
+@pytest.mark.long(6)
+@pytest.mark.parametrize("policy", [Chain(3), Widths((2, 2, 1))], ids=str)
+@pytest.mark.parametrize("view", [name for name in VIEWS if "keys" not in name])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mistral"])
+def test_rows_at_all_depths_are_those_over_the_targets_keys(
+    kind: str, view: str, policy: TreePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chain and of a tree, in rows that are not equally far; behind it the target's own rows are as before."""
+    model, one = tiny_model(kind, num_hidden_layers=3, dtype=torch.float32), VIEWS[view]
+    if kind == "gpt_neox":
+        assert HuggingFaceModel(model).facts.branches
+    target, text, rows = HuggingFaceModel(model), text_of(ROWS), list[Tensor]()
+    proposed = polydraft.drafters.itself.self_drafter.draft_rows
+
+    def noted(logits: Tensor, *rest: Any) -> Any:
+        rows.append(logits)
+        return proposed(logits, *rest)
+
+    monkeypatch.setattr("polydraft.drafters.itself.self_drafter.draft_rows", noted)
+    reader = Reader.new(target, len(ROWS), 48).catch_up(text)[0]
+    tree = drafted(SelfDrafter(one), reader, text, policy, IID()).tree
+    found = torch.cat(rows, dim=1)
+    exit = one.layers.exit or 3
+    seen = without(
+        model, LayerSet(one.layers.skipped_attention | {*range(exit, 3)}, one.layers.skipped_mlp | {*range(exit, 3)})
+    )
+    other, tolerance = (derived(seen, "self:int8"), 0.05) if one.weights else (seen, 1e-4)
+    for at, row in enumerate(ROWS):
+        close(found[at], over_the_models_keys(model, other, row, tree, at)[: found.shape[1]], tolerance)
+        close(reader.score(text, tree)[0].logits[at], over_the_models_keys(model, model, row, tree, at), 1e-4)
+
+
+@pytest.mark.parametrize("view", [View(), View(layers=skipping(exit=3))], ids=["all", "exit"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_view_that_is_the_target_accepts_every_draft(view: View, temperature: float, target: PreTrainedModel) -> None:
+    ids, mask = torch.tensor([[3, 1, 4, 1, 5], [0, 0, 2, 7, 1]]), torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    found = polydraft.generate(
+        target, ids, attention_mask=mask, drafter=SelfDrafter(view), policy=3, max_new_tokens=16, seed=3,
+        temperature=temperature, top_k=0, pad_token_id=0,
+    ).statistics  # fmt: skip
+    assert found.drafted and found.accepted >= found.drafted - 6 and not found.fallback, "the last ones may be too many"
+
+
+# What is left of them: nothing.
+
+
+@pytest.mark.long(8)
+@pytest.mark.parametrize("view", [*VIEWS])
+@pytest.mark.parametrize("policy", [3, "2,2,1", "best-first:6x3:3"])
+def test_greedy_texts_are_plain_ones(view: str, policy: object, beside: Any) -> None:
+    beside(SelfDrafter(VIEWS[view]), policy)
+
+
+@pytest.mark.long(3)
+@pytest.mark.parametrize("exit", [1, 2])
+@pytest.mark.parametrize("policy", [1, 4, "2,2,1", "1,2,2", "3,1,1", "best-first:6x3:3", "confident:5:0.3"])
+def test_the_full_pass_resumes_behind_an_exit(exit: int, policy: object, beside: Any) -> None:
+    """In trees whose nodes all ran but for the last ones, in others, and in those that end early."""
+    beside(SelfDrafter(View(layers=skipping(exit=exit)), resumes=True), policy)
+
+
+@pytest.mark.parametrize("view", ["int8", "skip", "exit"])
+def test_they_draft_for_some_rows_of_a_running_batch(view: str, target: PreTrainedModel) -> None:
+    prompts, options = {"a": [3, 1, 4, 1, 5], "b": [2, 7, 1], "c": [4, 4]}, {"max_new_tokens": 12, "do_sample": False}
+    plain = {one.name: one.tokens for one in polydraft.generate_many(target, prompts, drafter="none", **options)}
+    own = {name: {"drafter": SelfDrafter(VIEWS[view]), "policy": 3} for name in ("a", "c")}
+    for common in ({"drafter": "none"}, {"drafter": SelfDrafter(VIEWS["skip-mlp"]), "policy": "2,1"}):
+        run = polydraft.generate_many(target, prompts, batch_size=2, per_prompt=own, **common, **options)
+        texts = {one.name: one for one in run}
+        assert {name: text.tokens for name, text in texts.items()} == plain and not run.statistics.fallback
+        assert all(texts[name].accepted for name in own)
+
+
+@pytest.mark.parametrize("view", ["int8", "skip-mlp", "exit"])
+def test_a_text_goes_on_from_a_past_and_is_taken_back(view: str, target: PreTrainedModel) -> None:
+    ids, options = torch.tensor([[3, 1, 4, 1, 5]]), {"max_new_tokens": 8, "do_sample": False}
+    drafting = {"drafter": SelfDrafter(VIEWS[view]), "policy": "2,1,1"}
+    first = polydraft.generate(target, ids, keep_past=True, **drafting, **options)
+    for longer in (torch.cat([first.sequences, ids], 1), torch.cat([first.sequences[:, :8], ids], 1)):
+        plain = polydraft.generate(target, longer, drafter="none", **options)
+        found = polydraft.generate(target, longer, past=first.past, **drafting, **options)
+        assert torch.equal(found.sequences, plain.sequences) and found.statistics.prompt_known >= 7
+
+
+@pytest.mark.parametrize("view", ["int8", "skip-mlp", "exit"])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_draft_that_breaks_off_leaves_the_text(
+    view: str, after: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error at any depth costs drafts, not keys."""
+    ids, calls = torch.tensor([[3, 1, 4, 1, 5]]), [0]
+    usual = polydraft.drafters.itself.self_drafter.draft_rows
+
+    def fails(*given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 4 + after:
+            raise RuntimeError("it broke")
+        return usual(*given)
+
+    plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=12)
+    monkeypatch.setattr("polydraft.drafters.itself.self_drafter.draft_rows", fails)
+    with pytest.warns(RuntimeWarning, match="it broke"):
+        found = polydraft.generate(target, ids, drafter=SelfDrafter(VIEWS[view]), policy=3, max_new_tokens=12)
+    assert torch.equal(found.sequences, plain.sequences) and calls[0] == 4 + after
+
+
+@pytest.mark.parametrize("view", ["int8", "skip", "int8 of few layers"])
+def test_keys_that_a_view_left_would_be_seen(view: str, target: PreTrainedModel) -> None:
+    """What the other tests rest on: were a draft kept with the keys that it was drafted by, rows would be others."""
+    model, text = HuggingFaceModel(target), text_of(ROWS)
+    reader = Reader.new(model, len(ROWS), 48).catch_up(text)[0]
+    tree = drafted(SelfDrafter(VIEWS[view]), reader, text, Chain(3), IID()).tree
+    path = torch.arange(1, 4).expand(len(ROWS), -1)
+    verdict = Verdict(path, torch.full((len(ROWS),), 3), torch.full((len(ROWS),), 5))
+    longer = text_of([[*row, *tree.tokens[at, 1:].tolist(), 5] for at, row in enumerate(ROWS)])
+    root = type(tree).root_only(longer.last())
+
+    def following(kept: Reader) -> Tensor:
+        return kept.keep(text, verdict).score(longer, root)[0].logits
+
+    left = following(replace(reader, read=text.counts))
+    right = following(reader.score(text, tree)[1])
+    for at, row in enumerate(ROWS):
+        wanted = over_the_models_keys(target, target, [*row, *tree.tokens[at, 1:].tolist(), 5], root, at)
+        close(right[at], wanted)
+    assert float((left - right).abs().max()) > 1e-3
+
+
+def test_states_at_an_exit_in_another_order_would_be_seen(target: PreTrainedModel) -> None:
+    """Behind a rejected branch the full pass goes on from the states of the nodes that it scores, and of no others."""
+    model, text = HuggingFaceModel(target), text_of(ROWS)
+    reader = Reader.new(model, len(ROWS), 48).catch_up(text)[0]
+    draft = drafted(SelfDrafter(View(layers=skipping(exit=2)), resumes=True), reader, text, Widths((2, 2)), IID())
+    resume, order = draft.resume, [0, 2, 1, 3, 4, 5, 6]
+    assert resume is not None
+    scored, after = reader.score(text, draft.tree, draft)
+    swapped = replace(draft, resume=Resume(2, resume.states[:, order]))
+    assert float((reader.score(text, draft.tree, swapped)[0].logits - scored.logits).abs().max()) > 1e-3
+    for at, row in enumerate(ROWS):
+        close(scored.logits[at], over_the_models_keys(target, target, row, draft.tree, at))
+    scored, after = reader.score(text, draft.tree, draft)
+    path = torch.tensor([[2, 5]]).expand(len(ROWS), -1)
+    kept = after.keep(text, Verdict(path, torch.full((len(ROWS),), 2), torch.full((len(ROWS),), 5)))
+    rows = [[*row, *draft.tree.tokens[at, [2, 5]].tolist(), 5] for at, row in enumerate(ROWS)]
+    root = type(draft.tree).root_only(text_of(rows).last())
+    for at, row in enumerate(rows):
+        close(kept.score(text_of(rows), root)[0].logits[at], over_the_models_keys(target, target, row, root, at))
+
+
+# Their law.
+
+
+class Seen(Toy):
+    """A toy over the cache of another, whose law is another one."""
+
+    def variant(self, weights: str = "", layers: LayerSet = LayerSet()) -> Toy:  # noqa: B008  a value
+        return Toy(self.vocab_size, seed=7)
+
+
+RULES: list[tuple[PathVerifier, TreePolicy]] = [
+    (ByShape(), Chain(2)),
+    (TopDown(NaiveMatch(TopK())), Widths((2, 1))),
+    (TopDown(Optimal(IID())), Widths((2, 1))),
+    (TopDown(Optimal(WithoutReplacement())), Widths((2,))),
+]
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize(("rule", "policy"), RULES, ids=str)
+def test_tokens_follow_the_target(rule: PathVerifier, policy: TreePolicy) -> None:
+    target, prompt = Seen(), [0, 2, 1, 1]
+    assert isinstance(target.new_cache(1, 2), Memory)
+    found, failures = law_of(target, SelfDrafter(View("int8")), rule, policy, [prompt], 4, steps=1)
+    assert not failures and distance(found, target.texts(prompt, 4)) < 1e-12
+
+
+def test_two_rows_follow_the_target() -> None:
+    target, prompts = Seen(2), [[0, 1], [1, 1]]
+    found, failures = law_of(target, SelfDrafter(View("int8")), ByShape(), Chain(1), prompts, 3, steps=2)
+    assert not failures and distance(found, target.texts(prompts[0], 3)) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [Chain(2), Widths((2, 1))], ids=str)
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        SelfDrafter(View("int8")),
+        SelfDrafter(View(layers=skipping(mlp=[1]))),
+        SelfDrafter(View(layers=skipping(exit=1)), resumes=True),
+    ],
+    ids=lambda one: one.name,
+)
+def test_sampled_texts_follow_the_targets_law(drafter: SelfDrafter, policy: TreePolicy) -> None:
+    output = polydraft.generate(
+        sampled_target(),
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT)).long(),
+        drafter=drafter,
+        verifier=BlockVerification() if isinstance(policy, Chain) else TopDown(Optimal(IID())),
+        policy=policy,
+        seed=20,
+        max_new_tokens=NEW,
+        num_return_sequences=4 * SAMPLES,
+        temperature=1.0,
+        top_p=0.9,
+        top_k=0,
+    )
+    place = torch.tensor([VOCAB**power for power in reversed(range(NEW))])
+    counts = (output.sequences[:, len(PROMPT) :] * place).sum(dim=-1).bincount(minlength=VOCAB**NEW)
+    assert not output.statistics.fallback and output.statistics.accepted
+    assert p_value(counts, exact_law(PROMPT, top_p=0.9)) > FALSE_ALARM_RATE
+
+
+# Their words.
+
+
+def test_words_name_views() -> None:
+    for word in ("self:int8", "self:int4,exit=8", "self:skip=3-5+9,skip-mlp=1", "self:keys=recent:16+240"):
+        assert View.named(word).word == word
+    assert View.named("self:skip=3-5+9").layers == skipping(3, 4, 5, 9)
+    assert View.named("self:skip-attention=1,skip-mlp=2,int8") == View("int8", skipping(attention=[1], mlp=[2]))
+    assert View.named("self:int8,keys=recent,exit=3") == View("int8", skipping(exit=3), Recent())
+    assert View.named("self:skip=1,skip=3").layers == skipping(1, 3)
+
+
+WRONG = {
+    "self:": "is not known: one made of the target is self:int8",
+    "self:int8,int4": "is not known",
+    "self:int8,speed=2": "is not known",
+    "self:keys=recent,keys=recent": "is not known",
+    "self:exit=0": "An exit lies behind one layer at least, not behind 0",
+    "self:exit=two": "exit takes one number of layers",
+    "self:exit=2,exit=3": "exit takes one number of layers",
+    "self:exit=8,skip=9": "Layer 9 lies behind the exit at 8",
+    "self:exit=1,skip=0": "All 1 layers that run are skipped",
+    "self:skip=5-3": "begins with its smaller number",
+    "self:skip=nowhere.json": "There is no file 'nowhere.json': skip takes layers",
+    "self:skip-mlp=all": "skip-mlp takes layers, as skip-mlp=3-5",
+    "self:keys=oldest": "keys must be recent",
+    "self:keys=recent:16": "keys must be recent",
+    "self:keys=recent:1+0": "window must be a whole number of at least 1",
+}
+
+
+@pytest.mark.parametrize(("word", "said"), WRONG.items(), ids=[*WRONG])
+def test_words_of_no_view_are_refused_before_anything_is_loaded(word: str, said: str) -> None:
+    with pytest.raises(InvalidParameter, match=said) as caught:
+        polydraft.load("no/such-model", word)
+    assert "\n" not in str(caught.value)
+
+
+PUBLISHED = (
+    '{"llama-2-13b": {"attention": [3, 5], "mlp": [6]}, "codellama-13b_humaneval": {"attention": [7], "mlp": []}}'
+)
+FILES = {
+    '{"layers": 3, "attention": [1], "mlp": [0, 2]}': ("", skipping(attention=[1], mlp=[0, 2])),
+    '{"only": {"attention": [1], "mlp": []}}': ("", skipping(attention=[1])),
+    PUBLISHED: (":llama-2-13b", skipping(attention=[3, 5], mlp=[6])),
+}
+
+
+@pytest.mark.parametrize("text", [*FILES])
+def test_files_of_skipped_sub_layers_are_read(text: str, tmp_path: Path) -> None:
+    """In the formats of Draft & Verify and of SWIFT, and in our own."""
+    (tmp_path / "sets.json").write_text(text)
+    name, layers = FILES[text]
+    found = View.named(f"self:skip={tmp_path / 'sets.json'}{name}").layers
+    assert replace(found, depth=None) == layers and found.depth == (3 if "layers" in text else None)
+
+
+BAD = {
+    "{": "cannot be read: JSONDecodeError",
+    "[]": "has sets of no model",
+    PUBLISHED: "has sets of codellama-13b_humaneval, llama-2-13b; name one",
+    '{"attention": [1.5]}': "must have lists of layers named attention and mlp",
+    '{"attention": [1], "speed": 2}': "it has something else",
+    '{"attention": [1], "layers": 0}': "it has something else",
+    '{"only": 3}': "must have lists",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), BAD.items(), ids=[*BAD])
+def test_files_of_anything_else_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "sets.json").write_text(text)
+    with pytest.raises(InvalidParameter, match=said):
+        View.named(f"self:skip={tmp_path / 'sets.json'}")
+    (tmp_path / "sets.json").write_text('{"attention": [1]}')
+    with pytest.raises(InvalidParameter, match="has one set, without names; leave :named out"):
+        View.named(f"self:skip={tmp_path / 'sets.json'}:named")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    {
+        "self:skip=7": "between 0 and 2 in this model of 3 layers, but 7 is one of them",
+        "self:exit=4": "Exits lie behind 1 to 3 layers of this model, not behind 4",
+        "self:skip=0-2": "All 3 layers that run are skipped",
+        "self:skip=FILE": "chosen for a model of 40 layers, but this one has 3",
+    }.items(),
+)
+def test_layers_that_the_target_has_not_are_refused(
+    word: str, said: str, target: PreTrainedModel, tmp_path: Path
+) -> None:
+    (tmp_path / "sets.json").write_text('{"attention": [1], "mlp": [], "layers": 40}')
+    word = word.replace("FILE", str(tmp_path / "sets.json"))
+    with pytest.raises(InvalidParameter, match=said):
+        polydraft.generate(target, torch.tensor([[3, 1]]), drafter=word, max_new_tokens=2)
+
+
+def test_targets_without_views_draft_by_models_of_their_own_or_refuse() -> None:
+    ids, target = torch.tensor([[3, 1, 4, 1]]), tiny_model("bloom", dtype=torch.float32, n_layer=2)
+    plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=8)
+    for word in ("self:int8", "self:skip=1"):
+        found = polydraft.generate(target, ids, drafter=word, policy=2, max_new_tokens=8)
+        assert torch.equal(found.sequences, plain.sequences) and found.statistics.drafted
+    for word in ("self:exit=1", "self:skip-mlp=1", "self:int8,keys=recent"):
+        with pytest.raises(UnsupportedModel, match="cannot branch has no keys to draft from"):
+            polydraft.generate(target, ids, drafter=word, max_new_tokens=8)
+
+
+def test_what_needs_a_model_has_that_of_the_words(target: PreTrainedModel) -> None:
+    assert own_model(SelfDrafter(View("int8", skipping(1))), target) is derived(target, "self:int8,skip=1")
+    assert own_model(SelfDrafter(View(layers=skipping(exit=1))), target) is None
+    assert own_model(target, target) is None
+
+
+@pytest.mark.parametrize(
+    "view", [View("int8"), View(), View("int8", skipping(exit=1)), View(layers=skipping(exit=1), keys=Recent())]
+)
+def test_what_has_no_states_of_the_target_does_not_resume(view: View) -> None:
+    with pytest.raises(InvalidParameter, match="leave resumes out"):
+        SelfDrafter(view, resumes=True)
+
+
+def test_an_exit_behind_all_layers_leaves_nothing_to_resume(target: PreTrainedModel) -> None:
+    with pytest.warns(RuntimeWarning, match="3 layers are cut behind 1 to 2, not 3"):
+        polydraft.generate(
+            target, torch.tensor([[3, 1]]), drafter=SelfDrafter(View(layers=skipping(exit=3)), resumes=True), policy=2,
+            max_new_tokens=4,
+        )  # fmt: skip
