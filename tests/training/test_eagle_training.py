@@ -45,6 +45,7 @@ HEADS = {
     ),
     "three, recycled behind the norm": lambda: Eagle3Head(ANATOMY, (2, 1, 0), WIDTH, Eagle3Norms(output=True)),
     "mtp": lambda: MtpHead.plain(ANATOMY),
+    "mtp, raw states": lambda: MtpHead.plain(ANATOMY, raw=True),
 }
 
 

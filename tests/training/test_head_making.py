@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import plain_logits, tiny_model
+from heads import mtp_drafter
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -224,6 +225,13 @@ def test_eagle_3_has_output_rows_of_its_own_which_begin_as_the_targets(frozen: b
     more = 0 if frozen else (16 - len(tokens)) * ends.rows.shape[1]
     assert made.parameters == sum(one.numel() for one in fresh.training.parameters()) + more
     assert ("from rows of its own" in (tmp_path / "head" / "README.md").read_text()) != frozen
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_an_mtp_module_hands_on_what_the_one_that_it_begins_with_did(raw: bool) -> None:
+    ends, start = TargetEnds.of(target()), mtp_drafter(raw=raw).network
+    made: Any = MAKERS["mtp"].make(target(), ends, usual_reads(2), HeadSize(), start).drafter
+    assert made.network.steps[0].raw == raw and made.network.anatomy == start.anatomy
 
 
 def test_an_interrupted_run_goes_on_and_comes_to_the_same_head(tmp_path: Path) -> None:

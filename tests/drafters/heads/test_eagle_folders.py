@@ -365,7 +365,7 @@ def test_norm_output_has_two_meanings_and_a_reader_may_choose(
 def test_only_heads_that_recycle_states_are_told_which(tmp_path: Path) -> None:
     write_plain(tmp_path, CONFIG, layout_a(heads(2, dtype=torch.float32)))
     load_head(tmp_path)
-    with pytest.raises(CheckpointError, match="holds a Medusa head, and only EAGLE-3's recycle states"):
+    with pytest.raises(CheckpointError, match="holds a Medusa head, and only EAGLE-3's and MTP's recycle states"):
         load_head(tmp_path, recycle="raw")
     with pytest.raises(InvalidParameter, match="recycle must be one of raw, normed, bare, but is 'both'"):
         load_head(tmp_path, recycle="both")

@@ -29,6 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "hidden state first": {"hidden_first": True},
     "two": {"modules": 2},
     "three": {"modules": 3},
+    "one that hands on y": {"raw": True},
+    "two that hand on y": {"modules": 2, "raw": True},
 }
 
 
@@ -140,6 +142,7 @@ def wanted_along(
 def test_the_rows_of_a_path_are_those_of_the_formula(kind: str) -> None:
     model: Any = tiny_model(vocab=VOCAB)
     drafter, order = mtp_drafter(**KINDS[kind]), {"hidden_first": kind == "hidden state first"}
+    order["recycles_y"] = "raw" in KINDS[kind]
     for path in ([*one, 5] for one in PATHS):
         features, found = rows_along(drafter, model, path)
         for depth, logits in enumerate(found):
@@ -149,11 +152,13 @@ def test_the_rows_of_a_path_are_those_of_the_formula(kind: str) -> None:
 
 
 @torch.no_grad()
-def test_the_joined_order_and_the_recycled_state_show_in_the_rows() -> None:
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_joined_order_and_the_recycled_state_show_in_the_rows(raw: bool) -> None:
     model: Any = tiny_model(vocab=VOCAB)
-    drafter, path = mtp_drafter(), PATHS[0][:1]
+    drafter, path = mtp_drafter(raw=raw), PATHS[0][:1]
     features, found = rows_along(drafter, model, path)
-    for swapped, depths in (({"hidden_first": True}, (0, 1)), ({"recycles_y": True}, (1,))):
+    swaps = {"hidden_first": True, "recycles_y": raw}, {"recycles_y": not raw}
+    for swapped, depths in zip(swaps, ((0, 1), (1,)), strict=True):
         for depth in depths:
             other = wanted_along(drafter, model, features, path[:depth], 0, **swapped)
             assert float((found[depth][0] - other).abs().max()) > 1e-2
@@ -248,6 +253,25 @@ def test_a_folder_is_read_again_bit_for_bit_and_drafts(speculators: bool, tmp_pa
     given: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 8, "policy": Chain(3)}
     text: Any = polydraft.generate(model, ROWS[0], drafter=str(tmp_path), **given)
     assert torch.equal(text.sequences, plain.sequences) and text.statistics.drafted > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_folder_says_which_state_is_handed_on_and_whoever_loads_it_may(raw: bool, tmp_path: Path) -> None:
+    model: Any = tiny_model(vocab=VOCAB)
+    for speculators in (False, True):
+        folder = tmp_path / str(speculators)
+        written(folder, speculators=speculators, raw=raw)
+        for asked, wanted in ((None, raw), ("raw", True), ("normed", False)):
+            found: Any = load_head(folder, recycle=asked, dtype=torch.float64)
+            features, logits = rows_along(found, model, PATHS[0][:1])
+            for swapped in (False, True):
+                other = wanted_along(found, model, features, PATHS[0][:1], 0, recycles_y=wanted != swapped)
+                assert (float((logits[1][0] - other).abs().max()) < 1e-6) != swapped
+    for word in ("bare", "both"):
+        changed(tmp_path / "False", recycle=word)
+        with pytest.raises(CheckpointError, match=f"recycle is '{word}'; it must be normed or raw"):
+            load_head(tmp_path / "False")
 
 
 def test_some_of_the_targets_tokens_are_drafted_in_our_form_alone(tmp_path: Path) -> None:

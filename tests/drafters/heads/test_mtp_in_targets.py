@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from transformers.modeling_layers import MtpModel
 
 import polydraft
 from polydraft.drafters import has_modules, load_modules
+from polydraft.drafters.heads.formats.mtp_folders import STATES
 from polydraft.drafters.heads.mtp_head import MtpHead
 from polydraft.errors import CheckpointError
 from polydraft.models import HuggingFaceModel
+from polydraft.models.anatomy import observed_layers
 from polydraft.trees import Chain
 
 LAYERS, WIDTH, ROWS, PATH = 2, 16, [[3, 1, 4, 1, 5], [9, 2, 6]], [7, 2, 11]
@@ -138,13 +141,14 @@ class Reference(nn.Module):
             for value in self.state_dict().values():
                 value.copy_(0.4 * torch.randn(value.shape))
 
-    def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, embedded: Tensor, hidden: Tensor, gives: str = "normed") -> Tensor:
         pairs, count = [self.enorm(embedded), self.hnorm(hidden)], embedded.shape[1]
         x = self.eh_proj(torch.cat(pairs[::-1] if self.hidden_first else pairs, -1))
         mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
         turn = self.rotary[0](x, torch.arange(count)[None])
         made = self.layer(x, position_embeddings=turn, attention_mask=mask, position_ids=torch.arange(count)[None])
-        return self.norm(made if isinstance(made, Tensor) else made[0])
+        made = made if isinstance(made, Tensor) else made[0]
+        return self.norm(made) if gives == "normed" else made
 
 
 def single_experts(name: str, value: Tensor) -> dict[str, Tensor]:
@@ -218,6 +222,52 @@ def test_the_rows_are_those_of_the_targets_own_classes(kind: str, rows: list[lis
                 states = torch.cat([states, again[:, -1:]], 1)
             wanted = model.lm_head(states[:, -1])
             torch.testing.assert_close(found[depth][row : row + 1], wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("told", ["argument", "config.json"])
+@pytest.mark.parametrize("recycle", ["normed", "raw"])
+@pytest.mark.parametrize("reads", ["normed", "raw"])
+@pytest.mark.parametrize("copied", ["deepseek", "glm"], indirect=True)
+def test_which_states_go_on_can_be_told(reads: str, recycle: str, told: str, copied: Path, place: Path) -> None:
+    """Each of the four ways has rows of its own, by the target's classes; of two modules and of one that goes on.
+
+    A norm whose weights are equal would change nothing before another norm, so the target's final one gets others.
+    """
+    uneven = {"model.norm.weight": torch.linspace(0.2, 2, WIDTH)}
+    config = {"mtp_reads": reads, "mtp_recycle": recycle} if told == "config.json" else {}
+    model, modules = altered(copied, lambda own: own | uneven, **config), made(copied.name, place)[1]
+    given = {} if config else {"reads": reads, "recycle": recycle}
+    drafter, text = load_modules(model, torch.float32, **given), text_of(ROWS[:1])
+    assert drafter.needs.layers == ("final" if reads == "normed" else LAYERS,)
+    state, _ = begun(HuggingFaceModel(model), drafter, text)
+    found, embedded = (
+        along(drafter, state, text, PATH[:1]),
+        model.get_input_embeddings()(torch.tensor([ROWS[0] + PATH])),
+    )
+    count, rows = len(ROWS[0]) - 1, dict[tuple[str, str], Tensor]()
+    states = {"normed": model.model(torch.tensor([ROWS[0][:-1]])).last_hidden_state}
+    with observed_layers(model, (LAYERS,), [*model.modules()]) as seen:
+        model.model(torch.tensor([ROWS[0][:-1]]))
+    states["raw"] = seen[LAYERS]
+    for one, other in product(STATES, STATES):
+        hidden = states[one]
+        first = modules[0](embedded[:, 1 : 1 + count], hidden, other)
+        if len(modules) > 1:
+            last = modules[1](embedded[:, 2 : 2 + count], first)
+        else:
+            last = modules[0](embedded[:, 1 : 2 + count], torch.cat([hidden, first[:, -1:]], 1))
+        rows[one, other] = model.lm_head(last[:, -1])
+    for way, wanted in rows.items():
+        assert (float((found[1] - wanted).abs().max()) < 1e-4) == (way == (reads, recycle))
+
+
+@pytest.mark.parametrize("name", ["mtp_reads", "mtp_recycle"])
+@pytest.mark.parametrize("copied", ["glm"], indirect=True)
+def test_a_state_by_another_word_is_named(name: str, copied: Path) -> None:
+    model = altered(copied, **{name: "bare"})
+    with pytest.raises(CheckpointError, match=f"says that {name} is 'bare'; it must be normed or raw"):
+        load_modules(model, torch.float32)
 
 
 @torch.no_grad()

@@ -125,8 +125,8 @@ class PairHead(HeadNetwork):
         return tokens, hidden
 
     @abstractmethod
-    def before_output(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """Return what goes to the output head."""
+    def before_output(self, states: Float[Tensor, "b n d"], depth: int = 0) -> Float[Tensor, "b n d"]:
+        """Return what goes to the output head, for the rows of nodes of a depth."""
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest paths at temperature 0, and a drawn chain above it."""
@@ -243,7 +243,7 @@ class PairPass:
         """Return the logits of one depth's nodes."""
         if frontier.depth:
             self.made = with_nodes(self.made, frontier, self._passed(frontier))
-        return self.ends.output(self.head.before_output(self.states(frontier)))
+        return self.ends.output(self.head.before_output(self.states(frontier), frontier.depth))
 
     def states(self, frontier: Frontier) -> Float[Tensor, "b f d"]:
         """Return what the nodes' rows follow from."""
@@ -297,7 +297,7 @@ class Eagle1Head(EagleHead):
             states = layer(states, turn, keys, mask)
         return states
 
-    def before_output(self, states):
+    def before_output(self, states, depth=0):
         """Return the foretold states, which need no norm."""
         return self.lm_head_layernorm(states)
 
@@ -410,6 +410,6 @@ class Eagle3Head(EagleHead):
         """Return the states as they came out of the last layer, or behind the last norm."""
         return self.norm(states) if self.norms.output else states
 
-    def before_output(self, states):
+    def before_output(self, states, depth=0):
         """Return the states behind the last norm, or as they are."""
         return self.norm(states) if self.norms.rows else states

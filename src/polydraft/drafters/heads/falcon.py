@@ -126,7 +126,7 @@ class FalconHead(EagleHead):
         made, _ = self.gated(torch.cat([embedded, hidden], -1), hidden.new_zeros(len(hidden), self.carries))
         return self.layered(made, places, seen, mask)
 
-    def before_output(self, states):
+    def before_output(self, states, depth=0):
         """Return the features, which need no norm."""
         return states
 

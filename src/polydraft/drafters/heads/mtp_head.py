@@ -9,6 +9,9 @@ the target's state behind its final norm; module m + 1 reads s' of module m (not
 one token more. So the row of a node at depth d is that of module d + 1, whose pairs stand at every token of the text
 and of the node's path. Below the last module the modules are taken in turn again, each node in one of them.
 
+Some engines hand on y, or let module 1 read the state before the final norm. No checkpoint says which it learnt, so
+both can be asked for (`raw`, `reads`).
+
 Of several modules each keeps keys of its own, by the slots of the pairs' tokens. All keys that are kept are made of the
 target's own states and of committed tokens; those of drafted nodes are made again after every step, as a part of the
 next one. So nothing must be dropped after a partial acceptance.
@@ -28,6 +31,7 @@ from polydraft.drafters.heads.drafter import BoundEnds, TreePass
 from polydraft.drafters.heads.eagle_head import PairHead, PairMemory, PairPass
 from polydraft.drafters.heads.sublayers import Anatomy, HeadCache, Norm, Seen
 from polydraft.drafters.heads.sublayers import Layer as DecoderLayer
+from polydraft.models import Layer as TargetState
 from polydraft.reading import Text
 from polydraft.trees import Frontier, tree_mask
 
@@ -59,13 +63,20 @@ class MtpModule(nn.Module):
         block: its layer.
         norm: makes a norm.
         hidden_first: whether the hidden state is joined before the embedding.
+        raw: whether y is handed on, not s'.
     """
 
     def __init__(
-        self, width: int, block: nn.Module, norm: Callable[[], nn.Module], *, hidden_first: bool = False
+        self,
+        width: int,
+        block: nn.Module,
+        norm: Callable[[], nn.Module],
+        *,
+        hidden_first: bool = False,
+        raw: bool = False,
     ) -> None:
         super().__init__()
-        self.hidden_first = hidden_first
+        self.hidden_first, self.raw = hidden_first, raw
         self.enorm, self.hnorm, self.norm = norm(), norm(), norm()
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.block = block
@@ -78,10 +89,15 @@ class MtpModule(nn.Module):
         seen: Seen,
         mask: Bool[Tensor, "b n m"],
     ) -> Float[Tensor, "b n d"]:
-        """Return the states s' of pairs; arguments as for `PairHead`."""
+        """Return the states of pairs that are handed on, s' or y; arguments as for `PairHead`."""
         pairs = [self.enorm(embedded), self.hnorm(hidden)]
         joined = self.eh_proj(torch.cat(pairs[::-1] if self.hidden_first else pairs, dim=-1))
-        return self.norm(self.block(joined, places, seen, mask))
+        made = self.block(joined, places, seen, mask)
+        return made if self.raw else self.norm(made)
+
+    def before_output(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Return s' of what is handed on."""
+        return self.norm(states) if self.raw else states
 
 
 class MtpHead(PairHead):
@@ -92,6 +108,7 @@ class MtpHead(PairHead):
         width: of the target.
         shapes: of what each keeps of a token, keys and values.
         anatomy: sizes of its layers, where they are Llama's or Qwen's; None for layers of another kind.
+        reads: the target's state that the first one reads.
     """
 
     name = "mtp"
@@ -103,16 +120,17 @@ class MtpHead(PairHead):
         width: int,
         shapes: tuple[KeyShape, KeyShape],
         anatomy: Anatomy | None = None,
+        reads: TargetState = "final",
     ) -> None:
-        super().__init__(width, len(modules), ("final",), width)
+        super().__init__(width, len(modules), (reads,), width)
         self.steps, self.shapes, self.anatomy = nn.ModuleList(modules), shapes, anatomy
         self.kept = len(modules)
 
     @classmethod
-    def plain(cls, anatomy: Anatomy, modules: int = 1, *, hidden_first: bool = False) -> "MtpHead":
-        """Return a head with new weights whose layers are Llama's or Qwen's."""
+    def plain(cls, anatomy: Anatomy, modules: int = 1, **order: bool) -> "MtpHead":
+        """Return a head with new weights whose layers are Llama's or Qwen's; `order` are flags of `MtpModule`."""
         own, norm = anatomy, lambda: Norm(anatomy.width, anatomy.eps)
-        made = [MtpModule(own.width, PlainBlock(own), norm, hidden_first=hidden_first) for _ in range(modules)]
+        made = [MtpModule(own.width, PlainBlock(own), norm, **order) for _ in range(modules)]
         shape = own.groups, own.channels
         return cls(made, own.width, (shape, shape), own)
 
@@ -125,9 +143,9 @@ class MtpHead(PairHead):
         """Return the first module's states; arguments as for `PairHead`."""
         return self.steps[0](embedded, hidden, places, seen[0], mask)
 
-    def before_output(self, states):
-        """Return the states, which are behind their norm."""
-        return states
+    def before_output(self, states, depth=0):
+        """Return the states behind the norm of the module that the rows are of."""
+        return cast(MtpModule, self.steps[self.step_of(depth)]).before_output(states)
 
     def root(self, memory: PairMemory, text: Text, ends: BoundEnds) -> tuple[TreePass, PairMemory]:
         """Read all pairs of the target's own states that are not in the cache, by every module."""

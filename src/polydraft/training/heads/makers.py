@@ -32,7 +32,7 @@ from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.formats.rider_folders import USUAL_MASKS
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
-from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.drafters.heads.mtp_head import MtpHead, MtpModule
 from polydraft.drafters.heads.parallel_eagle import DRAFTS as SLOTS
 from polydraft.drafters.heads.parallel_eagle import MOST_DRAFTS as MOST_SLOTS
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
@@ -208,8 +208,10 @@ def _eagle_3(
 def _mtp(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
-    given = start.anatomy if isinstance(start, MtpHead) else None
-    head = MtpHead.plain(given or anatomy_for(target, size, normed=True))
+    given = start if isinstance(start, MtpHead) else None
+    anatomy = None if given is None else given.anatomy
+    raw = given is not None and cast(MtpModule, given.steps[0]).raw
+    head = MtpHead.plain(anatomy or anatomy_for(target, size, normed=True), raw=raw)
     own = HeadEnds(tokens=ends.tokens)
     weights = EagleLoss(size.loss, decay=DECAY_OF_MTP)
     return NewHead(MtpTraining(head, ends, size.drafts or PASSES, weights, own), HeadDrafter(head, own), write_mtp)

@@ -126,9 +126,9 @@ def load_head(
         target_layers: how many layers its target has, if it is known.
         dtype: the precision to run it in; the target's.
         device: where; the target's.
-        recycle: which of its own states a head of EAGLE-3's reads again: "raw" as its last layer made them, "normed",
-            or "bare", which is "raw" without a norm before the output rows; None for what its folder says. Some of
-            SpecForge's mean "raw" where `norm_output` is true, and "bare" where it is false.
+        recycle: which of its own states a head of EAGLE-3's or an MTP module reads again: "raw" as its last layer made
+            them, "normed", or, of EAGLE-3, "bare", which is "raw" without a norm before the output rows; None for what
+            its folder says. Some of SpecForge's mean "raw" where `norm_output` is true, and "bare" where it is false.
 
     Raises:
         CheckpointError: it is missing or damaged, no head, or one that has nothing to recycle so.
@@ -142,8 +142,8 @@ def load_head(
     kind = _kind(folder.config, lambda: {name: tuple(one.shape) for name, one in folder.tensors.items()})
     if kind is None:
         raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
-    if recycle is not None and kind.name != "EAGLE":
-        raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only EAGLE-3's recycle states.")
+    if recycle is not None and kind.name not in ("EAGLE", "MTP"):
+        raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only EAGLE-3's and MTP's recycle states.")
     try:
         drafter = kind.read(folder, target_layers)
     except CheckpointError:

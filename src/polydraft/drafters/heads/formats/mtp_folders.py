@@ -55,6 +55,8 @@ EXPERTS = "experts.gate_up_proj", "experts.down_proj"
 """What transformers keeps all experts of a layer in, one behind the other."""
 SCALES = "scale_inv", "scale", ".scales", ".qweight"
 """How tensors' names end in checkpoints with quantised weights."""
+STATES = "normed", "raw"
+"""What `recycle` and `reads` may say: the state behind a last norm, or before it."""
 COPIES = "shared_head.head.weight", "embed_tokens.weight"
 """What modules of DeepSeek's kind may hold of their target's ends."""
 
@@ -173,10 +175,18 @@ def read_mtp(folder: PlainFolder, target_layers: int | None = None) -> HeadDraft
     }
     normed, bias, output_bias = told.values()
     anatomy = replace(fields.anatomy(normed=normed), bias=bias, output_bias=output_bias)
-    head = MtpHead.plain(anatomy, count)
+    head = MtpHead.plain(anatomy, count, raw=_raw(fields, "recycle"))
     _share(head, family)
     _fill(head, tensors, family, 0)
     return tensors.drafter(head, HeadEnds(tokens=draft_tokens(tensors)), fields.made_for())
+
+
+def _raw(fields: Fields, name: str) -> bool:
+    """Tell whether a state is meant as it was before its norm."""
+    told = fields.get(name, STATES[0])
+    if told not in STATES:
+        raise fields.wrong(name, told, f"it must be {' or '.join(STATES)}")
+    return told == STATES[1]
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -253,7 +263,9 @@ def has_modules(target: nn.Module) -> bool:
         return False
 
 
-def load_modules(target: nn.Module, dtype: torch.dtype) -> HeadDrafter[MtpHead]:
+def load_modules(
+    target: nn.Module, dtype: torch.dtype, *, recycle: str | None = None, reads: str | None = None
+) -> HeadDrafter[MtpHead]:
     """Load the MTP modules in a target's own checkpoint.
 
     Copies of the target's ends that differ from these are taken, with a warning.
@@ -261,9 +273,13 @@ def load_modules(target: nn.Module, dtype: torch.dtype) -> HeadDrafter[MtpHead]:
     Args:
         target: a model that was loaded from a folder or from the hub.
         dtype: the precision to run them in.
+        recycle: what a module hands on: "normed" for the state behind its last norm, "raw" for that before it; None for
+            what the target's configuration says by `mtp_recycle`, or else the former.
+        reads: likewise, which of the target's last states the first module reads (`mtp_reads`).
 
     Raises:
-        CheckpointError: there are none, or they are damaged, quantised, or of a family that is not read.
+        CheckpointError: there are none, or they are damaged, quantised, of a family that is not read, or states are
+            asked for by another word.
         UnsupportedModel: the target's layers cannot be made anew.
     """
     model: Any = target
@@ -285,8 +301,12 @@ def load_modules(target: nn.Module, dtype: torch.dtype) -> HeadDrafter[MtpHead]:
         raise CheckpointError(f"{tensors.folder.name} holds {scaled}: MTP modules with quantised weights are not read.")
     blocks = [TargetLayer(target, dtype) for _ in range(count)]
     norm: Callable[[], nn.Module] = blocks[0].new_norm
-    made = [MtpModule(blocks[0].width, one, norm, hidden_first=family.hidden_first) for one in blocks]
-    head = MtpHead(made, blocks[0].width, ((1, 1), (1, 1))).to(model.device)
+    asked = {name: told for name, told in (("mtp_recycle", recycle), ("mtp_reads", reads)) if told is not None}
+    fields = Fields(source.name, asked, (_text_config(config), config))
+    order = {"hidden_first": family.hidden_first, "raw": _raw(fields, "mtp_recycle")}
+    made = [MtpModule(blocks[0].width, one, norm, **order) for one in blocks]
+    state = layers if _raw(fields, "mtp_reads") else "final"
+    head = MtpHead(made, blocks[0].width, ((1, 1), (1, 1)), reads=state).to(model.device)
     for one in made:
         one.eh_proj.to(dtype)
     _share(head, family)
@@ -392,8 +412,9 @@ def write_mtp(
     tensors |= {block + name: value for name, value in module.block.state_dict().items()}
     sizes = sizes_of(own, 1) | {"model_type": "qwen3" if own.normed else "llama"}
     sizes |= {"attention_bias": own.output_bias, "qkv_bias": own.bias, "vocab_size": target.facts.vocab_size}
-    config: dict[str, Any] = {"architectures": ["MtpModules"], **sizes, family.promised: 1}
+    recycled = {"recycle": STATES[1]} if module.raw else {}
+    config: dict[str, Any] = {"architectures": ["MtpModules"], **sizes, family.promised: 1, **recycled}
     if speculators:
-        table = {"transformer_layer_config": sizes, family.promised: 1}
+        table = {"transformer_layer_config": sizes, family.promised: 1, **recycled}
         config = {**speculator("mtp", "MTPDraftModel", speculative_tokens=3, verifier_accept_k=1), **table}
     write_head(folder, config, tensors, ends, target, dtype, card)
