@@ -43,10 +43,14 @@ class Memory(Cache):
         self.slots[:, row, :length] = other.slots[:, 0, :length]
         return self
 
-    def compacted(self, slots: Tensor, room: int) -> "Memory":
-        fewer = Memory(len(slots), 0)
-        fewer.slots = torch.nn.functional.pad(self.slots.gather(2, slots.expand(2, -1, -1)), (0, room))
-        return fewer
+    def select(self, rows: Sequence[int]) -> "Memory":
+        alone = Memory(len(rows), 0)
+        alone.slots = self.slots[:, rows[0] : rows[-1] + 1]
+        return alone
+
+    def take(self, row: int, other: "Memory", slots: Sequence[Tensor], newest: Tensor, first: int) -> None:
+        """Copy what lies in the slots of all heads, which see one law here."""
+        self.slots[:, row, first : first + len(newest)] = other.slots[:, 0, slots[0][0]]
 
 
 class Toy(LanguageModel):

@@ -359,7 +359,7 @@ def test_what_chains_cannot_do_is_refused_by_name() -> None:
         polydraft.tune(Pair(model, model, tiny_tokenizer()), [torch.tensor([PROMPT])])
     reader = reader_of(door, 1, 30)
     with pytest.raises(UnsupportedModel, match="cannot leave tokens of its text out"):
-        reader.compact(torch.tensor([[0]]), 2)
+        reader.over(reader.cache, [0])
     with pytest.raises(UnsupportedModel, match="remembers in states, which a drafter cannot share"):
         reader.at(_text([PROMPT]))
 

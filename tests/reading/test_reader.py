@@ -98,6 +98,14 @@ def extended(rows: Sequence[Sequence[int]], tree: TokenTree, nodes: Sequence[int
     return [[*text, *tree.tokens[row, path(tree, row, node)].tolist(), 11] for row, (text, node) in pairs]
 
 
+def compact(reader: Reader, slots: Tensor, room: int) -> Reader:
+    """Return a reader over copies of the same slots of all layers and heads, with room behind them."""
+    cache = reader.model.new_cache(len(slots), slots.shape[1] + room)
+    for row, own in enumerate(slots):
+        cache.take(row, reader.cache.select([row]), [own.unsqueeze(0)], own, 0)
+    return reader.over(cache, [slots.shape[1]] * len(slots))
+
+
 # What was read, and how.
 
 
@@ -270,11 +278,11 @@ def test_a_compact_view_of_all_slots_is_the_whole() -> None:
     text = text_of(EVEN)
     reader = new(len(EVEN)).catch_up(text)[0]
     every = torch.arange(6).expand(len(EVEN), 6)
-    compact, rows = reader.compact(every, 3 * SHAPE.size), EVEN
+    view, rows = compact(reader, every, 3 * SHAPE.size), EVEN
     for step, nodes in enumerate([(4, 0, 7), (1, 8, 0), (0, 0, 0)]):
         text = text_of(rows)
-        compact, tree = check_scores(compact, rows, seed=step), tree_below(text, step)
-        compact, rows = compact.keep(text, verdict_at(tree, nodes)), extended(rows, tree, nodes)
+        view, tree = check_scores(view, rows, seed=step), tree_below(text, step)
+        view, rows = view.keep(text, verdict_at(tree, nodes)), extended(rows, tree, nodes)
     check_scores(reader, EVEN, seed=4)
 
 
@@ -282,14 +290,14 @@ def test_views_that_scored_nothing_yet_are_copied_and_joined_with_their_keys() -
     """A view finds the memory of its cache when it is used, whatever is done with it first."""
     whole = new(len(EVEN)).catch_up(text_of(EVEN))[0]
     length, store = len(EVEN[0]) - 1, whole.cache.store
-    every = torch.arange(length).expand(len(EVEN), -1)
     for view, known in (
         (whole.select([1]), store[:, 1:2]),
         (replace(whole, cache=whole.cache.of_layers(0, 1)), store[:2]),
         (replace(whole, cache=whole.select([2]).cache.of_layers(0, 1), read=(length,)), store[:2, 2:3]),
     ):
         rows = known.shape[1]
-        close(view.compact(every[:rows], 4).cache.store[..., :length, :], known[..., :length, :])
+        alone = view.cache.select([rows - 1])
+        close(alone.keys_of(0, length), known[0, rows - 1, :, :length])
         if rows == 1:
             close(replace(view).cache.put(1, view.cache, length).store[:, :1], known)
     fresh = new(1).put(0, whole.select([1]))
@@ -308,8 +316,7 @@ def test_a_compact_view_sees_its_slots_alone() -> None:
     text = text_of(rows)
     reader, tree = new(3).catch_up(text)[0], tree_below(text_of(rows))
     slots = torch.tensor([[0, 3, 6], [0, 1, 4], [2, 3, 5]])
-    compact = reader.compact(slots, 2 * SHAPE.size)
-    scored, after = compact.score(text, tree)
+    scored, after = compact(reader, slots, 2 * SHAPE.size).score(text, tree)
     found = scored.logits
     size, base = SHAPE.size, text.lengths - 1
     mask = torch.zeros(3, size, int(base.max()) + size, dtype=torch.bool)
@@ -324,7 +331,7 @@ def test_a_compact_view_sees_its_slots_alone() -> None:
     assert after.read == tuple(len(row) - 1 for row in longer)
     deeper = tree_below(text_of(longer), 3)
     alone = [
-        Reader.new(model(), 1, CAPACITY).catch_up(text_of([row]))[0].compact(slots[at : at + 1], 2 * size)
+        compact(Reader.new(model(), 1, CAPACITY).catch_up(text_of([row]))[0], slots[at : at + 1], 2 * size)
         for at, row in enumerate(rows)
     ]
     batch = after.score(text_of(longer), deeper)[0].logits
@@ -386,8 +393,8 @@ def test_compact_views_join(place: int, views: str) -> None:
     """A row that joins brings the number of its slots; a row that is forgotten has none."""
     rows, newcomer, slots = [ROWS[0], ROWS[3]], [2, 7, 1, 2, 9], torch.tensor([[0, 2, 3], [1, 3, 4]])
     batch, alone = new(2).catch_up(text_of(rows))[0], new(1).catch_up(text_of([newcomer]))[0]
-    batch = batch if views == "the newcomer" else batch.compact(slots, 2 * SHAPE.size + 8)
-    alone = alone if views == "the batch" else alone.compact(slots[:1, :2], 2 * SHAPE.size)
+    batch = batch if views == "the newcomer" else compact(batch, slots, 2 * SHAPE.size + 8)
+    alone = alone if views == "the batch" else compact(alone, slots[:1, :2], 2 * SHAPE.size)
     joined, after = batch.put(place, alone), [*rows[:place], newcomer, *rows[place + 1 :]]
     tree = tree_below(text_of(after))
     found = joined.score(text_of(after), tree)[0].logits

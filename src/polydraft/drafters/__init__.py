@@ -42,7 +42,7 @@ from polydraft.drafters.heads.formats import (
     write_redrafter,
     write_walk,
 )
-from polydraft.drafters.itself import Recent, SelfDrafter, View, own_model
+from polydraft.drafters.itself import Chunks, Keys, Mass, Recent, SelfDrafter, Snap, View, own_model
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
@@ -66,6 +66,7 @@ from polydraft.drafters.text.suffix import RetrievalDrafter, SuffixDrafter
 __all__ = [
     "LOOKUP",
     "MASKED",
+    "Chunks",
     "Collects",
     "Decoder",
     "Defaults",
@@ -77,8 +78,10 @@ __all__ = [
     "HeadEnds",
     "HeadNetwork",
     "JacobiDrafter",
+    "Keys",
     "LookaheadDrafter",
     "LookupFirst",
+    "Mass",
     "MergedDrafter",
     "ModelDrafter",
     "Needs",
@@ -97,6 +100,7 @@ __all__ = [
     "RoutedDrafter",
     "SelfDrafter",
     "Session",
+    "Snap",
     "SoundDrafter",
     "SpecDrafter",
     "StoreVocabulary",
@@ -118,6 +122,7 @@ __all__ = [
     "has_modules",
     "is_head",
     "is_sound",
+    "keys_of",
     "known_outside",
     "load_head",
     "load_modules",

@@ -77,7 +77,7 @@ class Session:
         params: how the target's rows are made; a guide for the draft's own temperature.
         capacity: key slots that a cache needs for the longest text and one tree.
         vocab_size: the target's number of tokens; no draft may lie beyond it.
-        target: the reader of the target, for views of its keys (`Reader.viewed`, `Reader.compact`), and for the
+        target: the reader of the target, for views of its keys (`Reader.viewed`, `Reader.over`), and for the
             target's embedding and output head, which heads share (`target.model`).
         decoder: the decode loop, for decoders inside decoders.
         sources: per row what the target reads beside the text, such as an encoder's input.
@@ -118,6 +118,7 @@ class Needs:
         layers: which of the target's hidden states it reads; () for none.
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         target: whether it drafts from the target's keys (`DraftRequest.target`).
+        queries: of how many of the newest tokens it reads the target's queries (`Features.queries`).
         branches: whether a node may have as many guesses as the policy gives it drafts beside these, as in a merge.
         passes: of its own network that a draft takes; None for one for each level.
     """
@@ -125,6 +126,7 @@ class Needs:
     layers: tuple[Layer, ...] = ()
     riders: int = 0
     target: bool = False
+    queries: int = 0
     branches: bool = False
     passes: int | None = None
 

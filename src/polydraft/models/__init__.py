@@ -67,7 +67,17 @@ from polydraft.models.hugging_face import (
     same_model,
     weight_bytes,
 )
-from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, LanguageModel, Layer, LayerSet, ShowsSlots
+from polydraft.models.language_model import (
+    WHOLE,
+    Cache,
+    Facts,
+    Forward,
+    LanguageModel,
+    Layer,
+    LayerSet,
+    Queries,
+    ShowsSlots,
+)
 from polydraft.models.layers.target_layer import TargetLayer
 from polydraft.models.loading import (
     Pair,
@@ -117,6 +127,7 @@ __all__ = [
     "Pair",
     "PlainFolder",
     "Prepared",
+    "Queries",
     "Refusal",
     "RowProcessor",
     "Serial",

@@ -48,6 +48,7 @@ class TreeCache(TransformersCache):
         self.width = 0
         self.used = 0
         self.sources: list[Any] = [None] * batch
+        self.windowed: tuple[int, ...] = ()  # the layers of which the positions say what they read
         self.written: tuple[Tensor, ...] = ()
         self.read: tuple[Tensor, ...] = ()
         self.recorded: Any = None  # passes that were recorded over this memory (`Graphs`)
@@ -244,7 +245,9 @@ class TreeCache(TransformersCache):
 
     def empty(self, batch: int, capacity: int) -> "TreeCache":
         """Return an empty cache of the same kind."""
-        return TreeCache(self.shape[0], batch, capacity, self.shapes, placed=self.placed)
+        made = TreeCache(self.shape[0], batch, capacity, self.shapes, placed=self.placed)
+        made.windowed = self.windowed
+        return made
 
     def states(self) -> Any:
         """Return None: keys are all there is."""
@@ -270,16 +273,37 @@ class TreeCache(TransformersCache):
         """Return a view of the keys of a run of rows; none too: a batch may have fewer than there is memory for."""
         return _View(self, rows=range(rows[0], rows[-1] + 1) if rows else range(0))
 
-    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "TreeCache":
-        """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
-        fewer = self.empty(self.shape[1], slots.shape[1] + room)
-        rows = torch.arange(self.shape[1], device=slots.device).unsqueeze(-1)
-        kept = [store[:, rows, :, slots].permute(2, 0, 3, 1, 4) for store in self.stores]
-        fewer.hold([torch.nn.functional.pad(one, (0, 0, 0, room)).contiguous() for one in kept])
-        if self.positions is not None:
-            fewer.positions = torch.nn.functional.pad(self.positions[rows, slots], (0, room))
-        fewer.sources = [*self.sources]
-        return fewer
+    def take(
+        self, row: int, other: "TreeCache", slots: Sequence[Int[Tensor, "#h m"]], newest: Int[Tensor, " m"], first: int
+    ) -> None:
+        """Copy slots of the only row of another cache into a row's slots from `first` on; see `Cache.take`.
+
+        Raises:
+            UnsupportedModel: there is no room for them, or layers choose what they attend to by keys of their own.
+        """
+        if isinstance(other, _View):
+            other._look()
+        if len(self.shapes or ()) > 2 * self.shape[0]:
+            raise UnsupportedModel("A model whose layers choose what they attend to cannot be read over few keys.")
+        self.sources[row] = other.sources[0]
+        if first + len(newest) > self.shape[2]:
+            raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {first + len(newest)} are needed.")
+        if not other.stores or not len(newest):
+            return
+        self._opened(other.stores[0][0])
+        self._widened(other.stores[0].dtype)
+        behind, groups = slice(first, first + len(newest)), self.groups or [list(range(2 * self.shape[0]))]
+        for group, own, store in zip(groups, self.stores, other.stores, strict=True):
+            layers = [entry // 2 for entry in group]
+            own_slots = [newest.unsqueeze(0) if one in self.windowed else slots[one % len(slots)] for one in layers]
+            chosen = torch.stack([one.expand(store.shape[2], -1) for one in own_slots]).unsqueeze(-1)
+            own[:, row, :, behind] = store[:, 0].gather(2, chosen.expand(-1, -1, -1, store.shape[4]))
+        if other.positions is not None:
+            self._positions(other.positions)[row, behind] = other.positions[0, newest]
+
+    def keys_of(self, layer: int, count: int) -> Float[Tensor, "h m d"]:
+        """Return a layer's keys in the first slots of the only row."""
+        return self.entries[2 * layer][0, :, :count]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of slots in use, the new ones not counted."""
@@ -308,6 +332,7 @@ class _View(TreeCache):
         self.whole, self.part = whole, rows
         self.sources = whole.sources if rows is None else whole.sources[rows.start : rows.stop]
         self.own = range(2 * own.start, 2 * own.stop)
+        self.windowed = tuple(layer - own.start for layer in whole.windowed if layer in own)
 
     @property
     def owner(self) -> TreeCache:
@@ -336,10 +361,17 @@ class _View(TreeCache):
         self._look()
         return super().in_slot(slot)
 
-    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
-        """Return a copy of some slots of the part."""
+    def take(
+        self, row: int, other: TreeCache, slots: Sequence[Int[Tensor, "#h m"]], newest: Int[Tensor, " m"], first: int
+    ) -> None:
+        """Copy slots of another cache into the part."""
         self._look()
-        return super().compacted(slots, room)
+        super().take(row, other, slots, newest, first)
+
+    def keys_of(self, layer: int, count: int) -> Float[Tensor, "h m d"]:
+        """Return a layer's keys of the part."""
+        self._look()
+        return super().keys_of(layer, count)
 
     def _look(self) -> None:
         """Find the part in the whole cache, which may have been given memory since."""

@@ -138,9 +138,11 @@ class WholeCache(TreeCache):
         """Refuse; errors are those of `of_layers`."""
         return self.of_layers(0, None)
 
-    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> TreeCache:
+    def take(
+        self, row: int, other: TreeCache, slots: Sequence[Int[Tensor, "#h m"]], newest: Int[Tensor, " m"], first: int
+    ) -> None:
         """Refuse; errors are those of `of_layers`."""
-        return self.of_layers(0, None)
+        self.of_layers(0, None)
 
 
 class RememberingCache(WholeCache):

@@ -166,12 +166,13 @@ class CompiledModel(HuggingFaceModel):
         hidden_layers: tuple[Layer, ...] = (),
         logits_to_keep: int = 0,
         embeddings: Float[Tensor, "b n d"] | None = None,
+        queries: int = 0,
     ) -> Forward:
-        """Score tokens under the mask; see `LanguageModel.forward`."""
+        """Score tokens under the mask; see `LanguageModel.forward`. Passes that hand out queries are not compiled."""
         width = tokens.shape[1]
         short = isinstance(cache, TreeCache) and cache.stores and width <= MOST_TOKENS
         reads = logits_to_keep and not self.widths  # what is new in a prompt, of a length that will not come again
-        if not short or reads or embeddings is not None:
+        if not short or reads or embeddings is not None or queries:
             return super().forward(
                 tokens,
                 positions,
@@ -181,6 +182,7 @@ class CompiledModel(HuggingFaceModel):
                 hidden_layers=hidden_layers,
                 logits_to_keep=logits_to_keep,
                 embeddings=embeddings,
+                queries=queries,
             )
         cast(TreeCache, cache).check_not_again(starts)
         keys, full = cast(TreeCache, cache), next((one for one in self.widths if one >= width), width)

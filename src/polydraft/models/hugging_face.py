@@ -34,6 +34,7 @@ from polydraft.models.checks.layout import (
     kept_by,
     settings_of,
     sizes_of,
+    windowed_layers,
     windows_of,
 )
 from polydraft.models.checks.supported import check_model, counts_itself, remembers
@@ -42,7 +43,7 @@ from polydraft.models.derived import derived, kept, without_layers
 from polydraft.models.fused.few_bits import FewBits
 from polydraft.models.fused.folded import folding
 from polydraft.models.fused.fused_pass import FusedPass, fused_pass
-from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, LanguageModel, Layer, LayerSet
+from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, LanguageModel, Layer, LayerSet, Queries
 from polydraft.models.layers.variants import check_shares_keys, first_of, leave_out
 from polydraft.models.memory import free_bytes
 from polydraft.models.sources import (
@@ -125,7 +126,7 @@ class HuggingFaceModel:
         """What the model says of itself."""
         branches = not (self.states or self.counts)
         found = (self.vocab_size, self.context, self.device, branches, self.states, self.encodes)
-        return Facts(*found, self.layers, self.width)
+        return Facts(*found, self.layers, self.width, branches)
 
     @property
     def device(self) -> torch.device:
@@ -190,7 +191,11 @@ class HuggingFaceModel:
             kind = HandedCache if self.cached_as == HANDED else kind
             config = self.model.config.get_text_config(decoder=True)
             return kind(config, self.layers, batch, capacity, self.shapes, placed=placed)
-        return TreeCache(self.layers, batch, capacity, self.shapes, placed=placed)
+        made = TreeCache(self.layers, batch, capacity, self.shapes, placed=placed)
+        if placed:
+            config = self.model.config.get_text_config(decoder=True)
+            made.windowed = windowed_layers(self.windows, config, self.layers)
+        return made
 
     @torch.no_grad()
     def forward(
@@ -204,8 +209,11 @@ class HuggingFaceModel:
         hidden_layers: tuple[Layer, ...] = (),
         logits_to_keep: int = 0,
         embeddings: Float[Tensor, "b n d"] | None = None,
+        queries: int = 0,
     ) -> Forward:
         """Score tokens under the mask, without gradients; see `LanguageModel.forward`.
+
+        Passes that hand out queries are not recorded on a GPU.
 
         Raises:
             InvalidParameter: the cache is not one that `new_cache` returned.
@@ -226,14 +234,15 @@ class HuggingFaceModel:
         cache.place(starts, tokens.shape[1], mask.shape[-1], positions)
         fused = self.fused
         if fused is None or chosen_precision(self.device):
-            return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings)
+            return self.scored(tokens, positions, mask, cache, hidden_layers, logits_to_keep, embeddings, queries)
         for layer in hidden_layers:
             check_layer(layer, self.layers)
         masks, places = self.kind_masks(mask, positions, cache), cache.moved(positions)
         given = tokens, places, masks, cache, logits_to_keep, hidden_layers
         with evaluating(self.modules):
-            recorded = fused.graphs(*given) if fused.graphs is not None and embeddings is None else None
-            return recorded or fused(*given, embeddings)
+            records = fused.graphs is not None and embeddings is None and not queries
+            recorded = fused.graphs(*given) if fused.graphs is not None and records else None
+            return recorded or fused(*given, embeddings, queries)
 
     def scored(
         self,
@@ -244,6 +253,7 @@ class HuggingFaceModel:
         hidden_layers: tuple[Layer, ...],
         logits_to_keep: int,
         embeddings: Float[Tensor, "b n d"] | None = None,
+        queries: int = 0,
     ) -> Forward:
         """Score tokens into a cache that knows their slots, by the model's own code: `forward` after its checks.
 
@@ -266,13 +276,14 @@ class HuggingFaceModel:
             given[self.cached_as] = crossing(cache, cache.sources[0])
         elif not self.counts:
             given["attention_mask"] = self.masks(mask, positions, cache)
-        with evaluating(self.modules), folding(), observed_layers(self.model, hidden_layers, self.modules) as observed:
+        watching = observed_layers(self.model, hidden_layers, self.modules)
+        with evaluating(self.modules), folding(queries) as noted, watching as observed:
             if isinstance(cache, HandedCache):
                 given[HANDED] = cache.held
             outputs = self.model(**given, use_cache=True, **self.told, **extra)
             if isinstance(cache, HandedCache):
                 cache.held = outputs[HANDED]
-        return Forward(outputs.logits, observed)
+        return Forward(outputs.logits, observed, Queries.of(noted) if len(noted) == self.layers else None)
 
     @torch.no_grad()
     def embedded(self, tokens: Int[Tensor, "b n"], table: Float[Tensor, "e d"] | None = None) -> Float[Tensor, "b n d"]:

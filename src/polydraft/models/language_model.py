@@ -1,7 +1,7 @@
 """What the engine needs of a language model: a forward pass under any attention mask, over a cache it can edit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -77,16 +77,41 @@ WHOLE = LayerSet()
 
 
 @dataclass(frozen=True, eq=False)
+class Queries:
+    """What tokens ask keys for: a layer's score of a key is the product of both, before a cap.
+
+    Args:
+        states: of every token the queries of all layers and heads beside each other, each times what its layer
+            multiplies scores by.
+        widths: how wide those of each layer are.
+    """
+
+    states: Float[Tensor, "b q w"]
+    widths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, noted: Sequence[Float[Tensor, "b q h"]]) -> "Queries | None":
+        """Join what layers have noted, in their order; None of none."""
+        return cls(torch.cat(list(noted), -1), tuple(one.shape[-1] for one in noted)) if noted else None
+
+    def __getitem__(self, part: Any) -> "Queries":
+        """Return those of some rows, or of some rows' tokens, as of a tensor "b q"."""
+        return replace(self, states=self.states[part])
+
+
+@dataclass(frozen=True, eq=False)
 class Forward:
     """What one forward pass returns.
 
     Args:
         logits: one row per scored position, or for the last `logits_to_keep` of them.
         hidden: per requested layer, the hidden states of all scored positions.
+        queries: those of the last scored positions, as many as were asked for; None where none were, or are known.
     """
 
     logits: Float[Tensor, "b n V"]
     hidden: dict[Layer, Float[Tensor, "b s d"]]
+    queries: Queries | None = None
 
 
 @runtime_checkable
@@ -129,8 +154,18 @@ class Cache(Protocol):
         """Return a view of the keys of some layers: what is written there is written here."""
         raise UnsupportedModel(f"{type(self).__name__} does not keep the keys of layers apart.")
 
-    def compacted(self, slots: Int[Tensor, "b m"], room: int) -> "Cache":
-        """Return a cache with a copy of some slots of each row, and `room` empty ones behind them."""
+    def take(
+        self, row: int, other: Any, slots: Sequence[Int[Tensor, "#h m"]], newest: Int[Tensor, " m"], first: int
+    ) -> None:
+        """Copy slots of the only row of another cache of the same shapes into a row's slots from `first` on.
+
+        Args:
+            row: the row.
+            other: the other cache.
+            slots: of each layer, or for all layers one, the slots of each head of keys, or for all heads one row.
+            newest: as many, which layers with windows take, whatever is chosen for the others.
+            first: where the copies begin.
+        """
         raise UnsupportedModel(f"{type(self).__name__} cannot be copied in part.")
 
 
@@ -159,6 +194,7 @@ class Facts:
         encodes: whether rows read a source beside their text, by an encoder (`new_cache`).
         layers: how many layers it has; None if that is not known.
         width: how wide its hidden states are; likewise.
+        queries: whether `forward` takes `queries`.
     """
 
     vocab_size: int
@@ -169,6 +205,7 @@ class Facts:
     encodes: bool = False
     layers: int | None = None
     width: int | None = None
+    queries: bool = False
 
 
 @runtime_checkable
@@ -208,6 +245,8 @@ class LanguageModel(Protocol):
         embeddings: Float[Tensor, "b n d"] | None = None,
     ) -> Forward:
         """Score tokens and store their keys and values in slots starts to starts + n - 1.
+
+        A model whose facts say so takes one argument more, `queries`: of how many of the last tokens to return them.
 
         Args:
             tokens: token ids.

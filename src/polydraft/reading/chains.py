@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models import Layer
+from polydraft.models import Cache, LanguageModel, Layer
 from polydraft.probs import sent
 from polydraft.reading.reader import Reader
 from polydraft.reading.values import Features, Scored, Text
@@ -171,7 +171,7 @@ class ChainReader(Reader):
         whole = super().select(rows)
         return ChainReader(self.model, whole.cache, whole.read, self.layers, (), states, (), (self.heard[row],))
 
-    def compact(self, slots: Int[Tensor, "b m"], room: int) -> Reader:
+    def over(self, cache: Cache, counts: Sequence[int], model: LanguageModel | None = None) -> Reader:
         """Refuse: positions are counted by slots, or states are no slots.
 
         Raises:
@@ -255,13 +255,18 @@ class ChainReader(Reader):
 
 
 def reader_of(
-    model: Any, rows: int, capacity: int, layers: Sequence[Layer] = (), sources: Sequence[Any] | None = None
+    model: Any,
+    rows: int,
+    capacity: int,
+    layers: Sequence[Layer] = (),
+    sources: Sequence[Any] | None = None,
+    queries: int = 0,
 ) -> Reader:
     """Return a reader of texts of which nothing was read: of trees, or of chains if the model cannot branch.
 
     Arguments are those of `Reader.new`.
     """
-    whole = Reader.new(model, rows, capacity, layers, sources)
+    whole = Reader.new(model, rows, capacity, layers, sources, queries)
     if model.facts.branches:
         return whole
     states = whole.cache.states() if any(whole.read) else None

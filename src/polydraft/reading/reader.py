@@ -1,7 +1,7 @@
 """A model that reads a batch of texts: its cache, and how much of each text is in it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
-from polydraft.models import Cache, Forward, LanguageModel, Layer, ShowsSlots, agree, module_of
+from polydraft.models import Cache, Forward, LanguageModel, Layer, Queries, ShowsSlots, agree, module_of
 from polydraft.probs import sent
 from polydraft.reading.values import Features, Scored, Text
 from polydraft.rows import placed
@@ -34,6 +34,7 @@ class Reader:
         read: per row, how many committed tokens were read.
         layers: whose hidden states are handed out.
         dropped: per row, how many of the tokens read have no slot, in a compact view; () for none.
+        queries: of how many of the newest tokens queries are handed out.
     """
 
     model: LanguageModel
@@ -41,6 +42,7 @@ class Reader:
     read: tuple[int, ...]
     layers: tuple[Layer, ...] = ()
     dropped: tuple[int, ...] = ()
+    queries: int = field(default=0, kw_only=True)
 
     @classmethod
     def new(
@@ -50,6 +52,7 @@ class Reader:
         capacity: int,
         layers: Sequence[Layer] = (),
         sources: Sequence[Any] | None = None,
+        queries: int = 0,
     ) -> "Reader":
         """Return a reader of `rows` texts of which nothing was read, but for what comes with their sources.
 
@@ -59,10 +62,12 @@ class Reader:
             capacity: slots of each.
             layers: whose hidden states are handed out.
             sources: per row what else the model reads, such as an encoder's input; None for nothing.
+            queries: of how many of the newest tokens queries are handed out, if the model gives them away.
         """
         cache = model.new_cache(rows, capacity) if sources is None else model.new_cache(rows, capacity, sources)
         known = () if sources is None else cache.known()
-        return cls(model, cache, known or (0,) * rows, tuple(layers))
+        queries = queries if queries and model.facts.queries else 0
+        return cls(model, cache, known or (0,) * rows, tuple(layers), queries=queries)
 
     def catch_up(self, text: Text, at_most: int | None = None) -> tuple["Reader", Features | None]:
         """Read the committed tokens but for the last, which is the root of the next tree.
@@ -84,8 +89,11 @@ class Reader:
         window = _Window.of(text, ends, width)
         mask = window.mask(self._slots(ends), None)
         given, named = self._inputs(window.tokens, window.places, mask, self._starts(ends, width), 1)
+        if self.queries:
+            named["queries"] = min(self.queries, width)
         scored = self.model.forward(*given, **named)
-        features = self._features(window.places, scored.hidden, ends) if self.layers else None
+        told = self.layers or self.queries
+        features = self._features(window.places, scored.hidden, ends, scored.queries) if told else None
         return replace(self, read=tuple(ends)), features
 
     def score(self, text: Text, tree: TokenTree, beside: Draft | None = None) -> tuple[Scored, "Reader"]:
@@ -101,25 +109,31 @@ class Reader:
         tokens, places, mask = self._laid_out(text, tree, width, riders)
         nodes = tree.tokens.shape[1]
         # the first layers saw root and nodes alone, and nobody noted hidden states: for anything more all layers run
-        resumes = width == 1 and riders is None and not self.layers
+        resumes = width == 1 and riders is None and not self.layers and not self.queries
         if resumes and beside is not None and beside.resume is not None:
             scored = self._resumed(beside.resume, tokens, places, mask, ends)
         else:
             table = None if beside is None else beside.embeddings
             starts = self._roots(text) if width == 1 else self._starts(ends, width)
             given, named = self._inputs(tokens, places, mask, starts, 0, table)
+            if self.queries:
+                named["queries"] = tokens.shape[1] - max(width - 1 - self.queries, 0)
             scored = self.model.forward(*given, **named)
-        first = width - 1
+        first, noted = width - 1, scored.queries
         hidden: dict[Layer, Tensor] = scored.hidden
+        above = 0 if noted is None else noted.states.shape[1] - tokens.shape[1] + first
         features = None
-        if first and self.layers:
-            features = self._features(places[:, :first], _columns(hidden, slice(first)), [end - 1 for end in ends])
+        if first and (self.layers or self.queries):
+            read = _columns(hidden, slice(first))
+            before = noted and noted[:, :above]
+            features = self._features(places[:, :first], read, [end - 1 for end in ends], before)
         found = Scored(
             scored.logits[:, first : first + nodes],
             scored.logits[:, first + nodes :] if riders is not None else None,
             _columns(hidden, slice(first, first + nodes)),
             _columns(hidden, slice(first + nodes, None)),
             features,
+            noted and noted[:, above : above + nodes],
         )
         return found, replace(self, read=ends)
 
@@ -221,16 +235,21 @@ class Reader:
 
         What it writes behind the committed text is the variant's, which the next pass of the model itself writes again.
         """
-        return replace(self, model=model, layers=())
+        return replace(self, model=model, layers=(), queries=0)
 
-    def compact(self, slots: Int[Tensor, "b m"], room: int) -> "Reader":
-        """Return a reader over a copy of some slots of each row, in rising order, with `room` slots behind them.
+    def over(self, cache: Cache, counts: Sequence[int], model: LanguageModel | None = None) -> "Reader":
+        """Return a reader of the same texts over few of their keys.
 
         It reads on in rows that have equally much to read, as those of `at` do: tokens that have no slot any more
         cannot be read again.
+
+        Args:
+            cache: copies of some slots of each row (`Cache.take`), and room behind them.
+            counts: how many each row has.
+            model: which reads on; None for the same.
         """
-        cache = self.cache.compacted(slots, room)
-        return replace(self, cache=cache, dropped=tuple(read - slots.shape[1] for read in self.read))
+        dropped = tuple(read - count for read, count in zip(self.read, counts, strict=True))
+        return Reader(model or self.model, cache, self.read, dropped=dropped)
 
     def _unread(self, text: Text) -> int:
         """Return the width of a window that holds every row's root and all that is unread before it."""
@@ -307,13 +326,17 @@ class Reader:
         return rest.forward(tokens, places, mask, first, starts, embeddings=resume.states)
 
     def _features(
-        self, places: Int[Tensor, "b w"], hidden: Mapping[Layer, Float[Tensor, "b w d"]], ends: Sequence[int]
+        self,
+        places: Int[Tensor, "b w"],
+        hidden: Mapping[Layer, Float[Tensor, "b w d"]],
+        ends: Sequence[int],
+        queries: Queries | None = None,
     ) -> Features:
         """Return the hidden states of a window, each token before its row's end once; the rest counts as padding."""
         known, stop = self._device(self.read).unsqueeze(-1), self._device(ends).unsqueeze(-1)
         following = torch.nn.functional.pad(places[:, 1:], (0, 1), value=1)
         first_again = (places == 0) & (following == 0)
-        return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden)
+        return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden, queries)
 
 
 def _columns(hidden: Mapping[Layer, Float[Tensor, "b s d"]], part: slice) -> Mapping[Layer, Float[Tensor, "b w d"]]:

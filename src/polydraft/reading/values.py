@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.models import Layer
+from polydraft.models import Layer, Queries
 from polydraft.trees import TokenTree, Topology, Verdict
 
 
@@ -63,16 +63,19 @@ class Features:
         places: each token's place in its row's text, from 0; -1 at padding.
         states: by layer, the hidden states: the output of so many layers (0 is the embedding), or "final", behind the
             last norm.
+        queries: those of the last of these tokens; None where nobody asked for them, or the model does not tell.
     """
 
     places: Int[Tensor, "b w"]
     states: Mapping[Layer, Float[Tensor, "b w d"]]
+    queries: Queries | None = None
 
     def of(self, rows: Sequence[int]) -> "Features":
         """Return those of some rows; of -1 none."""
         own = torch.tensor(list(rows), device=self.places.device)
         places = self.places[own.clamp_min(0)].where((own >= 0).unsqueeze(-1), -1)
-        return Features(places, {layer: states[own.clamp_min(0)] for layer, states in self.states.items()})
+        states: dict[Layer, Tensor] = {layer: found[own.clamp_min(0)] for layer, found in self.states.items()}
+        return Features(places, states, self.queries and self.queries[own.clamp_min(0)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,7 @@ class Scored:
         riding: likewise at the riders.
         read: hidden states of the committed tokens before the root that were read in the same pass; None if the root
             alone was unread.
+        queries: those at the nodes, if somebody reads them.
     """
 
     logits: Float[Tensor, "b n V"]
@@ -93,6 +97,7 @@ class Scored:
     nodes: Mapping[Layer, Float[Tensor, "b n d"]]
     riding: Mapping[Layer, Float[Tensor, "b r d"]]
     read: Features | None = None
+    queries: Queries | None = None
 
     def of(self, rows: Sequence[int]) -> "Scored":
         """Return what was said of some rows; of -1 anything."""
@@ -103,6 +108,7 @@ class Scored:
             {layer: states[own] for layer, states in self.nodes.items()},
             {layer: states[own] for layer, states in self.riding.items()},
             None if self.read is None else self.read.of(rows),
+            self.queries and self.queries[own],
         )
 
     def with_riders(self, count: int) -> "Scored":
@@ -164,13 +170,16 @@ class Step:
             layer: found.gather(1, nodes.clamp_min(0).unsqueeze(-1).expand(-1, -1, found.shape[-1]))
             for layer, found in self.scored.nodes.items()
         }
-        before = self.scored.read
+        before, queries = self.scored.read, self.scored.queries
+        queries = queries and queries[torch.arange(len(nodes), device=nodes.device).unsqueeze(-1), nodes.clamp_min(0)]
         if before is None:
-            return Features(places, states)
+            return Features(places, states, queries)
         joined: dict[Layer, Tensor] = {
             layer: torch.cat([before.states[layer], found], dim=1) for layer, found in states.items()
         }
-        return Features(torch.cat([before.places, places], dim=1), joined)
+        if queries is not None and before.queries is not None:
+            queries = replace(queries, states=torch.cat([before.queries.states, queries.states], dim=1))
+        return Features(torch.cat([before.places, places], dim=1), joined, queries)
 
 
 def _of_rows(verdict: Verdict, rows: Sequence[int]) -> Verdict:

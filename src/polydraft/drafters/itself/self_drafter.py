@@ -10,23 +10,41 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
+from polydraft.drafters.itself.few_keys import UNCHOSEN, FewKeys, NewestQueries, with_newest
 from polydraft.drafters.itself.view import View
 from polydraft.drafters.model import SAMPLED, draft_rows, listed
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel, load_draft
 from polydraft.probs import SamplingParams
-from polydraft.reading import Reader, Step, Text
-from polydraft.rows import shared
+from polydraft.reading import Features, Reader, Step, Text
+from polydraft.rows import parts, per_row, shared
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
 from polydraft.trees import Chain, Draft, Frontier, Resume, grow
 
 
 @dataclass(frozen=True, eq=False)
 class SelfDraftState:
-    """The sampling settings of the drafts, and the model of the view."""
+    """The view's model and, of a view over few keys, the copies and what the next choice of them reads.
+
+    Args:
+        params: the sampling settings of the drafts.
+        model: the target as the view sees it.
+        capacity: slots that the longest text and one tree need.
+        most: of how many tokens queries are kept.
+        own: the copies.
+        queries: per row, those of the newest tokens.
+    """
 
     params: SamplingParams = shared()
     model: LanguageModel = shared()
+    capacity: int = shared()
+    most: int = shared()
+    own: FewKeys = parts()
+    queries: tuple[NewestQueries, ...] = per_row(NewestQueries.cut)
+
+    def resumes(self, fresh: "SelfDraftState") -> bool:
+        """Tell whether both keep queries of equally many tokens, which follow from the text alone."""
+        return self.most == fresh.most
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +53,11 @@ class SelfDrafter(Drafter):
 
     There is no second prompt to read and no second cache. A view of all keys writes those of its drafts into free slots
     behind the committed text, which verification writes again; so nothing of a draft survives it. A view of few keys
-    writes into a copy of them, taken as the tree begins.
+    writes behind copies of them, which follow the text and are chosen anew every few hundred tokens.
 
-    What the view sees depends on the committed text, not on what is drafted, so the drafts' law is known before the
-    first is drawn. Rows of a batch keep equally many keys where they keep few, as many as the shortest text has. So
-    beside a text that is shorter than these a row drafts from fewer: its law stays, but the text that a seed gives it
-    may be another one than alone.
+    What the view sees follows from committed text and finished steps, not from what is drafted, so the drafts' law is
+    known before the first is drawn. Each row of a batch has copies and choices of its own: what a seed writes does not
+    depend on the rows beside it.
 
     Args:
         view: the view.
@@ -48,21 +65,23 @@ class SelfDrafter(Drafter):
             layers first, which costs what it spares but for late exits.
 
     Raises:
-        InvalidParameter: it resumes where there are no such states.
+        InvalidParameter: it resumes where there are no such states; or, at the start, if more keys are chosen than the
+            target's context has.
         UnsupportedModel: at the start, if the target's texts cannot branch: places are counted by slots, or states are
-            no slots; or if the target has no such view.
+            no slots; or if the target has no such view, or hands out no queries, by which keys are chosen.
     """
 
     view: View
     resumes: bool = False
     name: str = field(init=False)
-    needs = Needs(target=True)
+    needs: Needs = field(init=False)
     sound = True
 
     def __post_init__(self) -> None:
         if self.resumes:
             self.view.check_resumes()
         object.__setattr__(self, "name", self.view.word)
+        object.__setattr__(self, "needs", Needs(target=True, queries=self.view.queries))
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft a short chain, since each draft costs a pass of the view."""
@@ -73,25 +92,33 @@ class SelfDrafter(Drafter):
         require_scheme(scheme, SAMPLED, "A target that drafts for itself")
 
     def start(self, text: Text, session: Session) -> SelfDraftState:
-        """Return the settings and the view's model; keys are the target's."""
+        """Return the state of texts whose keys are to be chosen; where all are seen, they are the target's."""
         if session.target is None:
             raise InvalidParameter(f"The drafter {self.name} needs the target's reader (Session.target), but has none.")
-        target = session.target.model
+        target, rows = session.target.model, len(text.lengths)
+        model = self.view.model(target)
         if self.resumes:
             target.last_layers(self.view.layers.exit or 0)
-        return SelfDraftState(session.params, self.view.model(target))
+        own, queries = FewKeys((UNCHOSEN,) * rows), (NewestQueries(),) * rows
+        return SelfDraftState(session.params, model, session.capacity, self.view.queries, own, queries)
+
+    def read(self, state: SelfDraftState, text: Text, features: Features | None) -> SelfDraftState:
+        """Take note of the queries of prompts."""
+        return _noted(state, features)
 
     def draft(self, state: SelfDraftState, request: DraftRequest) -> tuple[Draft, SelfDraftState]:
-        """Grow a tree: one pass of the view per depth."""
+        """Grow a tree: one pass of the view per depth, over few keys when these have followed the text."""
         text, scheme, policy = request.text, request.scheme, request.policy
         if not policy.shape.counts or request.target is None:
             return Draft.nothing(text.last()), state
-        view = request.target.at(text)
-        if self.view.keys is not None:
-            slots = self.view.keys.choose(view.read).to(text.tokens.device)
-            view = view.compact(slots, policy.largest.size + 1)
-        exit = self.view.layers.exit
-        view = replace(view.viewed(state.model), layers=(exit,) if self.resumes and exit else ())
+        whole, keys, exit = request.target.at(text), self.view.keys, self.view.layers.exit
+        if keys is None:
+            view = whole.viewed(state.model)
+        else:
+            size, room = policy.largest.size, state.capacity
+            own, view = state.own.following(keys, whole, state.queries, size, room, state.model)
+            state = replace(state, own=own)
+        view = replace(view, layers=(exit,) if self.resumes and exit else ())
         size = listed(None, scheme, policy, state.model.facts.vocab_size)
         levels = list[tuple[range, Tensor]]()
         propose = partial(_proposed, view, text, state.params, size, scheme, levels)
@@ -102,8 +129,14 @@ class SelfDrafter(Drafter):
         return draft, state
 
     def commit(self, state: SelfDraftState, step: Step) -> SelfDraftState:
-        """Return the settings: what is kept lies in the target's keys."""
+        """Take note of the queries of root and accepted tokens; what is kept lies in the target's keys."""
+        return _noted(state, step.features)
+
+
+def _noted(state: SelfDraftState, features: Features | None) -> SelfDraftState:
+    if not state.most or features is None:
         return state
+    return replace(state, queries=with_newest(state.queries, features, state.most))
 
 
 def own_model(drafter: object, target: nn.Module) -> nn.Module | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polydraft.drafters.itself.keys import Recent, keys_named
+from polydraft.drafters.itself.keys import Keys, keys_of, word_of_keys
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import WHOLE, LanguageModel, LayerSet, read_word, refuse_word, word_of
 
@@ -23,14 +23,14 @@ class View:
 
     weights: str = ""
     layers: LayerSet = WHOLE
-    keys: Recent | None = None
+    keys: Keys | None = None
 
     @classmethod
     def named(cls, word: str) -> "View":
         """Return the view that a word means: parts behind "self:", with commas between them.
 
         The parts are int8 or int4; skip=3-5+9, skip-attention= and skip-mlp= with layers counted from 0, or skip=FILE
-        with a JSON file of skipped sub-layers; exit=8, behind so many layers; and keys=recent:16+240.
+        with a JSON file of skipped sub-layers; exit=8, behind so many layers; and keys=snap:512 or others (`keys_of`).
 
         Raises:
             InvalidParameter: the word means no view; the text says why.
@@ -39,13 +39,18 @@ class View:
         keys = others.pop("keys", None)
         if others:
             raise refuse_word(word)
-        return cls(weights, layers, None if keys is None else keys_named(keys))
+        return cls(weights, layers, None if keys is None else keys_of(f"keys={keys}"))
 
     @property
     def word(self) -> str:
         """A word that means this view."""
-        keys = () if self.keys is None else (f"keys={self.keys.word}",)
+        keys = () if self.keys is None else (word_of_keys(self.keys),)
         return word_of(self.weights, self.layers, *keys)
+
+    @property
+    def queries(self) -> int:
+        """Of how many of the newest tokens the target's queries are read, to choose keys by."""
+        return 0 if self.keys is None else self.keys.queries
 
     @property
     def is_model(self) -> bool:
@@ -57,11 +62,20 @@ class View:
         """Return the target as it is seen here: the variant of it that reads and writes its keys.
 
         Raises:
-            InvalidParameter: the target has no such layers.
-            UnsupportedModel: it has no such variant, or its texts cannot branch.
+            InvalidParameter: the target has no such layers, or fewer places than keys are chosen.
+            UnsupportedModel: it has no such variant, hands out no queries to choose keys by, or cannot branch.
         """
-        if not target.facts.branches:
+        facts = target.facts
+        if not facts.branches:
             raise UnsupportedModel("A target whose text cannot branch has no keys to draft from in part.")
+        if self.keys is not None and self.keys.budget > facts.context:
+            raise InvalidParameter(
+                f"{word_of_keys(self.keys)} chooses {self.keys.budget} keys, but the target's context has "
+                f"{facts.context}; take fewer."
+            )
+        if self.queries and not facts.queries:
+            name = type(target).__name__
+            raise UnsupportedModel(f"{name} hands out no queries, by which {self.word} chooses; take keys=recent.")
         return target if not self.weights and self.layers == WHOLE else target.variant(self.weights, self.layers)
 
     def check_resumes(self) -> None:

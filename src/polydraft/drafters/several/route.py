@@ -182,7 +182,7 @@ class RouteDrafter(SeveralDrafters):
         """
         members = state.members if state.asked and not state.rounds else self.taught(state, step)
         other = state.other
-        if self.other is not None and (state.asked or self.needs.layers):
+        if self.other is not None and (state.asked or self.needs.layers or self.needs.queries):
             seen = step if len(state.asked) == len(step.text.counts) else step.only(state.asked)
             other = self.other.commit(state.other, seen)
         return replace(state, members=members, other=other, rounds=(), asked=())

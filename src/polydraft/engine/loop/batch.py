@@ -124,9 +124,10 @@ class Part:
     def reads_prompts(self) -> bool:
         """Whether the drafter is to read prompts: a drafter of whom nothing is asked now reads them later.
 
-        Hidden states come once.
+        Hidden states and queries come once.
         """
-        return not self.fault and bool(self.policy.shape.counts or self.drafter.needs.layers)
+        needs = self.drafter.needs
+        return not self.fault and bool(self.policy.shape.counts or needs.layers or needs.queries)
 
     def covers(self, batch: int) -> bool:
         """Tell whether these are all rows of a batch, in order."""
@@ -291,6 +292,7 @@ class Batch:
         tokens[row, :count] = other.text.tokens[0, :count]
         lengths[row] = count
         layers = tuple(dict.fromkeys((*own.reader.layers, *other.reader.layers)))
+        queries = max(own.reader.queries, other.reader.queries)
         return replace(
             own,
             text=Text(tokens, lengths),
@@ -299,7 +301,7 @@ class Batch:
             noise=own.noise.joined(row, other.noise),
             steps=placed(own.steps, row, other.steps[0]),
             going=own.going | {row},
-            reader=replace(own.reader.put(row, other.reader), layers=layers),
+            reader=replace(own.reader.put(row, other.reader), layers=layers, queries=queries),
             parts=_parts_with(own.parts, row, other.parts[0], max(len(self), row + 1)),
             faults=(*own.faults, *other.faults),
         )

@@ -350,7 +350,8 @@ def opened(
     method.drafter.check(method.verifier.scheme)
     text, laws, sources = _with_room(prompts.text, room or capacity), tuple(prompts.laws), prompts.sources
     rows = len(text.lengths)
-    reader = reader_of(target, rows, room or capacity, method.drafter.needs.layers, sources)
+    needs = method.drafter.needs
+    reader = reader_of(target, rows, room or capacity, needs.layers, sources, needs.queries)
     known = past.known(text, method.drafter) if past else 0
     if past and known:
         reader = reader.put(0, past.reader.cut(0, known))

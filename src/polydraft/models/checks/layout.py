@@ -321,6 +321,13 @@ def candidates(config: Any) -> tuple[Windows, ...]:
     return (likeliest, everywhere) if other else (likeliest,)
 
 
+def windowed_layers(windows: Windows, config: Any, layers: int) -> tuple[int, ...]:
+    """Return the layers that read by windows, given the kinds of a model's layers and its configuration."""
+    sized = {one.kind for one in windows if one.size is not None}
+    kinds = [windows[0].kind] * layers if len(windows) == 1 else config.layer_types
+    return tuple(layer for layer, kind in enumerate(kinds) if kind in sized)
+
+
 def sizes_of(windows: Windows) -> tuple[int, ...]:
     """Return the sizes of those that have one."""
     return tuple(one.size for one in windows if one.size is not None)

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,21 +26,31 @@ WITHOUT_EFFECT = frozenset(
 """What models hand to their attention that is heeded here, or that changes nothing beside a mask."""
 _MASKS: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("polydraft_masks", default=None)
 """The masks of this thread's pass, each with its repetition for the queries of a group; None outside of passes."""
+_NOTED: ContextVar[tuple[int, list[Tensor]] | None] = ContextVar("polydraft_noted", default=None)
+"""Of how many of the last tokens of this thread's pass queries are noted, and those of its layers so far."""
 
 
 @contextmanager
-def folding() -> Iterator[None]:
+def folding(queries: int = 0) -> Iterator[list[Float[Tensor, "b q w"]]]:
     """Fold what this thread attends to in here, as far as models use transformers' own attention with masks.
 
     A function that somebody else registered in its place stays, and nothing folds: it may compute something else.
+
+    Args:
+        queries: of how many of the last tokens queries are noted, layer by layer, each times what its scores are
+            multiplied by; the list that is given has them behind the pass.
     """
+    noted = list[Tensor]()
+    before = _NOTED.set((queries, noted)) if queries else None
     if ALL_ATTENTION_FUNCTIONS.get(KERNEL) is sdpa_attention_forward:
         ALL_ATTENTION_FUNCTIONS.register(KERNEL, attend)
     outer = _MASKS.set(WeakTensorKeyDictionary())
     try:
-        yield
+        yield noted
     finally:
         _MASKS.reset(outer)
+        if before is not None:
+            _NOTED.reset(before)
 
 
 def attend(
@@ -58,6 +69,9 @@ def attend(
     """
     # compiled code is another's, and could not be traced through the variable
     masks = None if torch.compiler.is_compiling() else _MASKS.get()
+    if masks is not None and (asked := _NOTED.get()) is not None:
+        scale = named.get("scaling") or query.shape[-1] ** -0.5
+        asked[1].append((query[:, :, -asked[0] :] * scale).transpose(1, 2).flatten(2))
     if masks is None or attention_mask is None or rest or not _folds(module, query, key, attention_mask, named):
         return sdpa_attention_forward(module, query, key, value, attention_mask, *rest, **named)
     batch, heads, width, _ = query.shape

@@ -16,7 +16,7 @@ from polydraft.models.cache import TreeCache
 from polydraft.models.fused.blueprint import Attending, Blueprint, Inner, LayerPlan, blueprint_of
 from polydraft.models.fused.folded import FOLDED
 from polydraft.models.fused.graphs import Graphs, Masks
-from polydraft.models.language_model import Forward, Layer, LayerSet
+from polydraft.models.language_model import Forward, Layer, LayerSet, Queries
 from polydraft.models.memory import affords_copies
 
 PLACE = "polydraft_fused"
@@ -59,6 +59,7 @@ class FusedPass:
         keep: int,
         hidden_layers: Sequence[Layer] = (),
         embeddings: Float[Tensor, "b n d"] | None = None,
+        queries: int = 0,
     ) -> Forward:
         """Return the logits of the last `keep` tokens, or of all; and hidden states of all tokens.
 
@@ -70,10 +71,12 @@ class FusedPass:
             keep: how many logits of each row; 0 for all.
             hidden_layers: whose states to return.
             embeddings: what enters the first layer instead of the tokens' own; None for those.
+            queries: of how many of the last tokens to return the queries.
         """
         plan, (batch, width) = self.plan, tokens.shape
         states = self.entering(tokens, positions, embeddings)
         reading = self.reading(positions, masks, cache, states.dtype)
+        reading.queries = queries
         made: dict[Layer, Tensor] = {0: states} if 0 in hidden_layers else {}
         for number, layer in enumerate(plan.layers):
             states = reading.through(layer, number, states)
@@ -86,7 +89,8 @@ class FusedPass:
             layer: (normed if layer == HEAD else made[layer]).view(batch, width, -1) for layer in hidden_layers
         }
         normed = normed.view(batch, -1, normed.shape[-1])[:, -keep:]
-        return Forward(self.logits(normed.flatten(0, 1)).view(batch, keep or width, -1), hidden)
+        logits = self.logits(normed.flatten(0, 1)).view(batch, keep or width, -1)
+        return Forward(logits, hidden, Queries.of(reading.noted) if queries else None)
 
     def of_layers(self, layers: slice) -> "FusedPass":
         """Return a pass through some of the layers, with the last norm and the head behind them."""
@@ -134,6 +138,7 @@ class _Walking:
         self.masks, self.turns, self.cache, self.batch, self.width = masks, turns, cache, batch, width
         self.swapped = _swapped_pairs if pairs else _swapped_halves
         self.folded = dict[tuple[str, int], Tensor | None]()
+        self.queries, self.noted = 0, list[Tensor]()  # how many of the last tokens', and those of the layers so far
 
     def through(self, layer: LayerPlan, number: int, states: Float[Tensor, "r d"]) -> Float[Tensor, "r d"]:
         """Return the states after a layer, the number-th; its keys and values go into the cache."""
@@ -165,6 +170,8 @@ class _Walking:
         if own.frequencies is not None:
             turned = self._rotated(turned, self.turns[own.frequencies], own.turned)
         queries, keys = turned.transpose(1, 2).split((own.queries, own.keys), 1)
+        if self.queries:
+            self.noted.append((queries[:, :, -self.queries :] * own.scale).transpose(1, 2).flatten(2))
         keys, values = self.cache.update(keys, values.transpose(1, 2), number)
         return own.outward(self._attended(own, queries, keys, values))
 

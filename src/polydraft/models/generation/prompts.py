@@ -46,7 +46,8 @@ def read_prompts(
     found: list[ReadPrompt | None] = []
     for row in range(rows):
         slots = real[row].nonzero().squeeze(-1)
-        last, own = int(slots[-1]), cache.select([row]).compacted(slots.unsqueeze(0), 0)
+        last, own = int(slots[-1]), cache.empty(1, len(slots))
+        own.take(0, cache.select([row]), [slots.unsqueeze(0)], slots, 0)
         place = _position(model, positions, row, last, len(slots))
         read = ReadPrompt(own, len(slots), place - len(slots) + 1)
         if logits.shape[1] == width or last == width - 1:  # else its logits were not asked for
