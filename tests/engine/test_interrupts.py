@@ -20,7 +20,20 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import polydraft
-from polydraft import Chain, Completed, ManyRun, ModelDrafter, NgramDrafter, NoDraft, Run, Widths, generate_many
+from polydraft import (
+    Chain,
+    Chunks,
+    Completed,
+    ManyRun,
+    ModelDrafter,
+    NgramDrafter,
+    NoDraft,
+    Run,
+    SelfDrafter,
+    Snap,
+    Widths,
+    generate_many,
+)
 from polydraft.drafters import (
     Drafter,
     EnsembleDrafter,
@@ -112,6 +125,8 @@ CASES = {
     "ensemble, sampled": Case(ensemble, partial(Widths, (2, 1)), 0.9),
     "lookup, greedy": Case(lambda: LookupFirst(drafting(), 1), partial(Widths, (2, 1, 1)), 0),
     "lookup, sampled": Case(lambda: LookupFirst(drafting(), 1), partial(Chain, 3), 0.9),
+    "few keys, greedy": Case(lambda: SelfDrafter(Chunks(4, 2, 4)), partial(Chain, 2), 0),
+    "few keys, sampled": Case(lambda: SelfDrafter(Snap(4, 4)), partial(Chain, 2), 0.9),
     "planner, greedy": Case(drafting, partial(Planner, (Widths((2, 1)), Chain(1))), 0, timed=True),
     "planner, sampled": Case(drafting, partial(Planner, (Chain(3), Chain(1))), 0.9, timed=True),
 }

@@ -16,7 +16,7 @@ TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
 def attention_of(model: HuggingFaceModel, queries: Queries, row: int, cache: Any, count: int) -> list[Tensor]:
-    """Return "h q m" of every layer: the softmax of the products of queries and keys, each token seeing those before."""
+    """Return "h q m" of every layer: the softmax of queries times keys, of which each token sees those before."""
     found, asking = [], queries.states[row].split(queries.widths, -1)
     for layer, own in enumerate(asking):
         keys = cache.select([row]).keys_of(layer, count)

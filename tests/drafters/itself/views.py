@@ -1,4 +1,4 @@
-"""Views for tests: keys chosen at random, a chain grown by hand, and the model's own rows under a mask for every head."""
+"""Views for tests: keys chosen at random, chains grown by hand, and a model's own rows under a mask for every head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
