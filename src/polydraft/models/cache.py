@@ -327,7 +327,7 @@ class _View(TreeCache):
         own = range(count) if layers is None else layers
         if layers is not None and whole.shapes is not None and len(whole.shapes) > 2 * count:
             raise UnsupportedModel("A model whose layers choose what they attend to cannot be read in part.")
-        shapes = None if whole.shapes is None else tuple(whole.shapes[2 * own.start : 2 * own.stop])
+        shapes = whole.shapes if whole.shapes is None or layers is None else whole.shapes[2 * own.start : 2 * own.stop]
         super().__init__(len(own), batch if rows is None else len(rows), capacity, shapes, placed=whole.placed)
         self.whole, self.part = whole, rows
         self.sources = whole.sources if rows is None else whole.sources[rows.start : rows.stop]

@@ -6,16 +6,14 @@ import pytest
 import torch
 from doubles import perturbed, tiny_model
 from transformers import PreTrainedModel
+from views import EVERY, FIRST
 
 import polydraft
 from polydraft import (
     BlockVerification,
     Chain,
-    Chunks,
     HuggingFaceModel,
-    Mass,
     NestedDrafter,
-    Recent,
     SelfDrafter,
     Snap,
     TopDown,
@@ -27,11 +25,9 @@ from polydraft.engine.many.running import Request, RunningBatch
 from polydraft.probs import Noise, SamplingParams
 from polydraft.verifiers import NaiveMatch
 
-EVERY: list[Keys] = [Recent(2, 8, room=6), Snap(10, 6), Mass(10, 6), Chunks(10, 3, 6)]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [7, 2, 1], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5], [4]]
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 30}
 every_keys = pytest.mark.parametrize("keys", EVERY, ids=str)
-SOME_SLOW = [EVERY[1], *(pytest.param(one, marks=pytest.mark.slow) for one in EVERY if one is not EVERY[1])]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +50,7 @@ def test_it_drafts_for_some_rows_of_a_batch(target: PreTrainedModel, keys: Keys)
     assert all(texts[place].accepted for place in own) and not texts[1].accepted
 
 
-@pytest.mark.parametrize("keys", SOME_SLOW, ids=str)
+@pytest.mark.parametrize("keys", FIRST, ids=str)
 @pytest.mark.parametrize("fixed", [True, False], ids=["idle rows", "rows that come"])
 def test_rows_of_a_running_batch_are_read_in_chunks_and_kept(target: PreTrainedModel, keys: Keys, fixed: bool) -> None:
     """A text takes the row of another; one begins like a text that is kept."""
@@ -87,7 +83,7 @@ def beside_others(target: PreTrainedModel, keys: Keys) -> dict[str, Drafter]:
     }
 
 
-@pytest.mark.parametrize("keys", SOME_SLOW, ids=str)
+@pytest.mark.parametrize("keys", FIRST, ids=str)
 @pytest.mark.parametrize("name", ["merge", "route", "loop"])
 def test_other_drafters_have_it_inside(target: PreTrainedModel, keys: Keys, name: str) -> None:
     """In a loop its texts are taken back again and again."""

@@ -4,15 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from polydraft.drafters import Chunks, Keys, Mass, Recent, Snap
 from polydraft.drafters.itself.few_keys import NewestQueries, with_newest
 from polydraft.models import HuggingFaceModel
 from polydraft.models.checks.layout import windowed_layers
 from polydraft.reading import Features, Reader, Text
 from polydraft.trees import Frontier
+
+EVERY: list[Keys] = [Snap(10, 6), Recent(2, 8, room=6), Mass(10, 6), Chunks(10, 3, 6)]
+FIRST = [EVERY[0], *(pytest.param(one, marks=pytest.mark.slow) for one in EVERY[1:])]
+"""The same, of which only one is quick."""
 
 
 @dataclass(eq=False)
