@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import perturbed, tiny_model
+from key_views import few
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
@@ -29,7 +30,6 @@ from polydraft import (
     NgramDrafter,
     NoDraft,
     Run,
-    SelfDrafter,
     Snap,
     Widths,
     generate_many,
@@ -125,8 +125,8 @@ CASES = {
     "ensemble, sampled": Case(ensemble, partial(Widths, (2, 1)), 0.9),
     "lookup, greedy": Case(lambda: LookupFirst(drafting(), 1), partial(Widths, (2, 1, 1)), 0),
     "lookup, sampled": Case(lambda: LookupFirst(drafting(), 1), partial(Chain, 3), 0.9),
-    "few keys, greedy": Case(lambda: SelfDrafter(Chunks(4, 2, 4)), partial(Chain, 2), 0),
-    "few keys, sampled": Case(lambda: SelfDrafter(Snap(4, 4)), partial(Chain, 2), 0.9),
+    "few keys, greedy": Case(lambda: few(Chunks(4, 2, 4)), partial(Chain, 2), 0),
+    "few keys, sampled": Case(lambda: few(Snap(4, 4)), partial(Chain, 2), 0.9),
     "planner, greedy": Case(drafting, partial(Planner, (Widths((2, 1)), Chain(1))), 0, timed=True),
     "planner, sampled": Case(drafting, partial(Planner, (Chain(3), Chain(1))), 0.9, timed=True),
 }

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polydraft.drafters import Chunks, Keys, Mass, Recent, Snap, keys_of
+from polydraft.drafters import Chunks, Keys, Mass, Recent, Snap
+from polydraft.drafters.itself.keys import keys_of
 from polydraft.errors import InvalidParameter
 
 HEADS, GROUP, WIDTH = 2, 3, 4

@@ -7,12 +7,12 @@ import pytest
 import torch
 from doubles import tiny_model
 from families import built
+from key_views import EVERY, FIRST, chain_of, few, started, text_of
 from torch import Tensor
 from transformers import PreTrainedModel
-from views import EVERY, FIRST, chain_of, started, text_of
 
 import polydraft
-from polydraft import ByShape, Chain, Recent, SelfDrafter, Snap
+from polydraft import ByShape, Chain, Recent, Snap
 from polydraft.drafters import Keys, LookupFirst
 from polydraft.drafters.itself.few_keys import UNCHOSEN, FewKeys, NewestQueries
 from polydraft.drafters.itself.self_drafter import SelfDraftState
@@ -58,7 +58,7 @@ def test_greedy_texts_are_plain_ones_in_a_running_batch(target: PreTrainedModel,
     """Texts join and leave, and keys of all are chosen anew on the way."""
     plain = texts(target, PROMPTS, drafter="none", max_new_tokens=24, **GREEDY)
     for size in (1, 3):
-        options = {"drafter": SelfDrafter(keys), "policy": 3, "batch_size": size, "max_new_tokens": 24}
+        options = {"drafter": few(keys), "policy": 3, "batch_size": size, "max_new_tokens": 24}
         assert texts(target, PROMPTS, **options, **GREEDY) == plain
 
 
@@ -66,7 +66,7 @@ def test_greedy_texts_are_plain_ones_in_a_running_batch(target: PreTrainedModel,
 @pytest.mark.parametrize("policy", [3, pytest.param("2,2,1", marks=pytest.mark.slow)])
 def test_a_seed_writes_what_it_writes_alone(target: PreTrainedModel, keys: Keys, policy: object) -> None:
     """Each row has copies and choices of its own."""
-    options = {"drafter": SelfDrafter(keys), "policy": policy, "max_new_tokens": 20, **SAMPLED}
+    options = {"drafter": few(keys), "policy": policy, "max_new_tokens": 20, **SAMPLED}
     if policy != 3:
         options["verifier"] = "recursive"
     together = texts(target, PROMPTS[:3], batch_size=3, seed=5, **options)
@@ -79,7 +79,7 @@ def test_a_view_of_all_keys_accepts_every_draft(target: PreTrainedModel, keys: K
     whole = replace(keys, room=100)  # type: ignore[type-var]
     for options in (GREEDY, SAMPLED):
         ids = torch.tensor([PROMPTS[0][:8]])
-        found = polydraft.generate(target, ids, drafter=SelfDrafter(whole), policy=3, max_new_tokens=41, **options)
+        found = polydraft.generate(target, ids, drafter=few(whole), policy=3, max_new_tokens=41, **options)
         assert found.statistics.accepted == found.statistics.drafted == 30
 
 
@@ -92,7 +92,7 @@ def test_keys_are_chosen_anew_when_there_is_no_room(target: PreTrainedModel, mon
         return chosen(self, known, *given)
 
     monkeypatch.setattr(Snap, "slots", noted)
-    alone(target, PROMPTS[0], drafter=SelfDrafter(Snap(10, 12)), policy=3, max_new_tokens=50, **GREEDY)
+    alone(target, PROMPTS[0], drafter=few(Snap(10, 12)), policy=3, max_new_tokens=50, **GREEDY)
     assert lengths[::3] == lengths[1::3] == lengths[2::3], "once for each of three layers"
     assert lengths[0] == 14 and len(lengths) > 9
     assert all(12 - 3 - 4 <= after - before <= 12 for before, after in zip(lengths[::3], lengths[3::3], strict=False))
@@ -102,7 +102,7 @@ def test_a_route_takes_turns_with_lookups(target: PreTrainedModel) -> None:
     """Tokens that others drafted have queries and keys, too."""
     prompt = [5, 8, 2, 5, 8, 2, 5, 8, 2, 5, 8, 2, 5]
     for keys in EVERY[:2]:
-        drafter = LookupFirst(SelfDrafter(keys), 1)
+        drafter = LookupFirst(few(keys), 1)
         assert alone(target, prompt, drafter=drafter, policy=3, max_new_tokens=30, **GREEDY) == alone(
             target, prompt, drafter="none", max_new_tokens=30, **GREEDY
         )
@@ -111,11 +111,11 @@ def test_a_route_takes_turns_with_lookups(target: PreTrainedModel) -> None:
 @every_keys
 def test_a_next_turn_goes_on_from_a_past(target: PreTrainedModel, keys: Keys) -> None:
     ids, options = torch.tensor([PROMPTS[0]]), {"max_new_tokens": 20, **GREEDY}
-    first = polydraft.generate(target, ids, drafter=SelfDrafter(keys), policy=3, keep_past=True, **options)
+    first = polydraft.generate(target, ids, drafter=few(keys), policy=3, keep_past=True, **options)
     longer = torch.cat([first.sequences, torch.tensor([[7, 3]])], 1)
     plain = polydraft.generate(target, longer, drafter="none", **options).sequences
     for given in ({"past": first.past}, {}):
-        found = polydraft.generate(target, longer, drafter=SelfDrafter(keys), policy=3, **given, **options)
+        found = polydraft.generate(target, longer, drafter=few(keys), policy=3, **given, **options)
         assert torch.equal(found.sequences, plain) and not found.statistics.fallback
 
 
@@ -141,7 +141,7 @@ def test_a_step_may_be_taken_again(target: PreTrainedModel, keys: Keys) -> None:
     """With the batch of before, however far the other try came; also where keys are chosen anew in it."""
     prompts, params = text_of([PROMPTS[0], PROMPTS[2]]), SamplingParams(temperature=1.0)
     endings, laws = (Ending(max_length=50),) * 2, (TargetLaw(params),) * 2
-    method = Method(SelfDrafter(keys), ByShape(), Chain(3))
+    method = Method(few(keys), ByShape(), Chain(3))
     batch = begin(HuggingFaceModel(target), method, Prompts(prompts, laws, endings, Noise.from_seed(3, 2)))
     while batch.going:
         first, block, _ = step(batch)
@@ -272,7 +272,7 @@ def test_what_cannot_be_viewed_is_written_without_drafts(keys: Keys, name: str, 
     ids = torch.tensor([PROMPTS[0]])
     plain = polydraft.generate(model, ids, drafter="none", max_new_tokens=6, **GREEDY)
     with pytest.warns(RuntimeWarning, match=told):
-        found = polydraft.generate(model, ids, drafter=SelfDrafter(keys), policy=3, max_new_tokens=6, **GREEDY)
+        found = polydraft.generate(model, ids, drafter=few(keys), policy=3, max_new_tokens=6, **GREEDY)
     assert torch.equal(found.sequences, plain.sequences)
 
 
@@ -281,7 +281,7 @@ def test_recurrent_models_are_refused() -> None:
         polydraft.generate(
             built("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
             torch.tensor([[3, 1]]),
-            drafter=SelfDrafter(Snap(8)),
+            drafter=few(Snap(8)),
             max_new_tokens=2,
         )
 
@@ -295,5 +295,5 @@ def test_without_memory_for_copies_rows_are_plain(target: PreTrainedModel, monke
 
     monkeypatch.setattr(FewKeys, "_with_room", refused)
     with pytest.warns(RuntimeWarning, match="OutOfMemoryError: no more"):
-        found = polydraft.generate(target, ids, drafter=SelfDrafter(Snap(8)), policy=3, max_new_tokens=12, **GREEDY)
+        found = polydraft.generate(target, ids, drafter=few(Snap(8)), policy=3, max_new_tokens=12, **GREEDY)
     assert torch.equal(found.sequences, plain.sequences) and not found.statistics.drafted

@@ -9,10 +9,10 @@ import pytest
 import torch
 from choices import Law, Toy, distance, law_of
 from doubles import tiny_model
+from key_views import few, text_of
 from sampled import FALSE_ALARM_RATE, NEW, PROMPT, VOCAB, exact_law, p_value
 from sampled import target as sampled_target
 from torch import Tensor
-from views import text_of
 
 import polydraft
 from polydraft import IID, ByShape, Chain, Chunks, Mass, Optimal, Recent, SelfDrafter, Snap, TopDown, Widths
@@ -58,7 +58,7 @@ def test_over_all_draws_of_two_steps_the_law_is_the_targets(keys: Keys, rule: Pa
     prompt = [0, 1, 1, 0, 1]
     rest = partial(texts, prompt=prompt)
     target: Any = model()
-    found, failures = law_of(target, SelfDrafter(keys), rule, policy, [prompt], 3, steps=2, rest=rest)
+    found, failures = law_of(target, few(keys), rule, policy, [prompt], 3, steps=2, rest=rest)
     assert not failures and distance(found, texts([], 3, prompt)) < 1e-12
 
 
@@ -67,7 +67,14 @@ def test_beside_another_row_the_law_is_the_targets() -> None:
     prompts = [[0, 1, 1, 0, 1], [1, 1, 0, 1, 0]]
     target: Any = model()
     found, failures = law_of(
-        target, SelfDrafter(EVERY[1]), WHOLE, Chain(1), prompts, 3, steps=2, rest=partial(texts, prompt=prompts[0])
+        target,
+        few(EVERY[1]),
+        WHOLE,
+        Chain(1),
+        prompts,
+        3,
+        steps=2,
+        rest=partial(texts, prompt=prompts[0]),
     )
     assert not failures and distance(found, texts([], 3, prompts[0])) < 1e-12
 
@@ -81,14 +88,14 @@ class ChoosingByTheDraft(SelfDrafter):
     def draft(self, state: Any, request: DraftRequest) -> tuple[Draft, Any]:
         drawn, after = super().draft(state, request)
         window = 2 + int(drawn.tree.tokens[0, 1])
-        told, _ = SelfDrafter(Recent(0, window)).draft(state, request)
+        told, _ = few(Recent(0, window)).draft(state, request)
         return replace(drawn, probs=told.probs), after
 
 
 def test_keys_that_are_chosen_by_the_draft_bias_the_text() -> None:
     """What the law above rests on: keys are chosen before the first draw."""
     target, prompt = Toy(), [0, 2, 1, 1]
-    right, _ = law_of(target, SelfDrafter(Recent(0, 2)), WHOLE, Chain(1), [prompt], 2, steps=1)
+    right, _ = law_of(target, few(Recent(0, 2)), WHOLE, Chain(1), [prompt], 2, steps=1)
     wrong, failures = law_of(target, ChoosingByTheDraft(Recent(0, 2)), WHOLE, Chain(1), [prompt], 2, steps=1)
     assert not failures and distance(right, target.texts(prompt, 2)) < 1e-12
     assert distance(wrong, target.texts(prompt, 2)) > 1e-3
@@ -106,7 +113,7 @@ def drafted_again(keys: Keys) -> list[bool]:
     """Return for every step whether it drafts the same when it is taken again, after all of it was done once."""
     params = SamplingParams(temperature=1.0)
     prompts = Prompts(text_of([PROMPT]), (TargetLaw(params),), (Ending(max_length=30),), Noise.from_seed(3, 1))
-    batch = begin(HuggingFaceModel(sampled_target()), Method(SelfDrafter(keys), ByShape(), Chain(3)), prompts)
+    batch = begin(HuggingFaceModel(sampled_target()), Method(few(keys), ByShape(), Chain(3)), prompts)
     same = list[bool]()
     while batch.going:
         _, first, _ = step(batch)
@@ -132,7 +139,7 @@ def test_many_texts_follow_the_targets_law(keys: Keys) -> None:
         sampled_target(),
         ids,
         attention_mask=torch.ones_like(ids),
-        drafter=SelfDrafter(keys),
+        drafter=few(keys),
         policy=Chain(2),
         seed=20,
         max_new_tokens=NEW,

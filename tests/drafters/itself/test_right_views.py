@@ -7,9 +7,9 @@ import pytest
 import torch
 from doubles import tiny_model
 from families import built
+from key_views import AnyKeys, chain_of, own_rows, started, text_of
 from torch import Tensor
 from transformers import PreTrainedModel
-from views import AnyKeys, chain_of, own_rows, started, text_of
 
 from polydraft.drafters.itself.few_keys import UNCHOSEN, FewKeys, NewestQueries
 from polydraft.models import HuggingFaceModel

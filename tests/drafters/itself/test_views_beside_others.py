@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from doubles import perturbed, tiny_model
+from key_views import EVERY, FIRST, few
 from transformers import PreTrainedModel
-from views import EVERY, FIRST
 
 import polydraft
 from polydraft import (
@@ -14,7 +14,6 @@ from polydraft import (
     Chain,
     HuggingFaceModel,
     NestedDrafter,
-    SelfDrafter,
     Snap,
     TopDown,
     TopK,
@@ -42,7 +41,7 @@ def plain(target: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
 
 @every_keys
 def test_it_drafts_for_some_rows_of_a_batch(target: PreTrainedModel, keys: Keys) -> None:
-    expected, drafter = plain(target, PROMPTS), SelfDrafter(keys)
+    expected, drafter = plain(target, PROMPTS), few(keys)
     own = {place: {"drafter": drafter, "policy": 3} for place in (0, 2, 3)}
     run = polydraft.generate_many(target, PROMPTS, batch_size=3, per_prompt=own, drafter="none", **GREEDY)
     texts = {one.name: one for one in run}
@@ -55,7 +54,7 @@ def test_it_drafts_for_some_rows_of_a_batch(target: PreTrainedModel, keys: Keys)
 def test_rows_of_a_running_batch_are_read_in_chunks_and_kept(target: PreTrainedModel, keys: Keys, fixed: bool) -> None:
     """A text takes the row of another; one begins like a text that is kept."""
     params, model = SamplingParams(temperature=0.0), HuggingFaceModel(target)
-    method = Method(SelfDrafter(keys), TopDown(NaiveMatch(TopK())), Chain(3))
+    method = Method(few(keys), TopDown(NaiveMatch(TopK())), Chain(3))
     run = RunningBatch(model, method, 2, 80, fixed=params if fixed else None, chunk=4, keeps=3)
     prompts = [*PROMPTS, [*PROMPTS[0], 8, 8, 1]]
     found: dict[Any, list[int]] = {place: [] for place in range(len(prompts))}
@@ -77,9 +76,9 @@ def beside_others(target: PreTrainedModel, keys: Keys) -> dict[str, Drafter]:
     """Return drafters that have a view inside."""
     middle = HuggingFaceModel(perturbed(target, 0.02))
     return {
-        "merge": merge_beside(SelfDrafter(keys)),
-        "route": route_first(SelfDrafter(keys)),
-        "loop": NestedDrafter(middle, SelfDrafter(keys), BlockVerification(), Chain(2), 3),
+        "merge": merge_beside(few(keys)),
+        "route": route_first(few(keys)),
+        "loop": NestedDrafter(middle, few(keys), BlockVerification(), Chain(2), 3),
     }
 
 
@@ -99,5 +98,5 @@ def test_lines_are_written_with_the_default_rule(target: PreTrainedModel) -> Non
     """Sampled, by the rule and the trees that suit it; twice the same by the same seed."""
     options: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "seed": 3, "max_new_tokens": 20, "eos_token_id": None}
     ids = torch.tensor([PROMPTS[0]])
-    texts = [polydraft.generate(target, ids, drafter=SelfDrafter(Snap(8, 6)), **options).sequences for _ in range(2)]
+    texts = [polydraft.generate(target, ids, drafter=few(Snap(8, 6)), **options).sequences for _ in range(2)]
     assert torch.equal(*texts)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Chunks, Keys, Mass, Recent, Snap
+from polydraft.drafters import Chunks, Keys, Mass, Recent, SelfDrafter, Snap, View
 from polydraft.drafters.itself.few_keys import NewestQueries, with_newest
 from polydraft.models import HuggingFaceModel
 from polydraft.models.checks.layout import windowed_layers
@@ -40,6 +40,11 @@ class AnyKeys:
         """Return what was chosen since, by rows, and forget it."""
         told, self.told = self.told, []
         return [told[first : first + layers] for first in range(0, len(told), layers)]
+
+
+def few(keys: Keys) -> SelfDrafter:
+    """Return the target drafting for itself over few of its keys."""
+    return SelfDrafter(View(keys=keys))
 
 
 def text_of(rows: Sequence[Sequence[int]], room: int = 64) -> Text:
