@@ -11,7 +11,7 @@ import polydraft
 from polydraft.drafters import HeadDrafter
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.fetched import place
-from polydraft.models import Conversation, text_of
+from polydraft.models import Conversation, HuggingFaceModel, text_of
 from polydraft.models.derived import derived
 
 pytestmark = pytest.mark.smollm2
@@ -56,6 +56,7 @@ def test_eight_bits_agree_with_the_model(pair: polydraft.Pair) -> None:
     assert output.statistics.acceptance_rate > 0.85
     ours, theirs = (one(prompt).logits[0].softmax(-1) for one in (pair.target, derived(pair.target, "self:int8")))
     assert torch.minimum(ours, theirs).sum(-1)[5:].mean() > 0.9
+    assert HuggingFaceModel(derived(pair.target, "self:int8")).fused is not None, "rounding is no other function"
 
 
 def test_whole_layers_carry_more_than_eight_bits(pair: polydraft.Pair) -> None:

@@ -14,6 +14,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.anatomy import HEAD, function_of
 from polydraft.models.cache import TreeCache
 from polydraft.models.fused.blueprint import Attending, Blueprint, Inner, LayerPlan, blueprint_of
+from polydraft.models.fused.few_bits import rounds_short
 from polydraft.models.fused.folded import FOLDED
 from polydraft.models.fused.graphs import Graphs, Masks
 from polydraft.models.language_model import Forward, Layer, LayerSet, Queries
@@ -23,7 +24,7 @@ PLACE = "polydraft_fused"
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 """How far what a layer adds may be from what the model's own adds, relative to that, in the norm of rows."""
 COARSE = 0.05
-"""The same in other precisions, which round by a percent."""
+"""The same in other precisions, which round by a percent, and for weights of few bits, whose products do."""
 ROUNDING = 8
 """In units of the precision: how far the sums may be from each other, where a layer adds little to much."""
 STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
@@ -338,7 +339,7 @@ def _is_same(model: PreTrainedModel, made: FusedPass, kinds: Sequence[str], cont
 
     Each layer is given the states that the model's own pass gave to it, so that errors of rounding do not add up.
     """
-    width, device = min(TRIED, context), model.device
+    width, device, coarse = min(TRIED, context), model.device, rounds_short(model)
     tokens = torch.arange(width, device=device).unsqueeze(0) % model.config.get_text_config(decoder=True).vocab_size
     mask = torch.ones(1, width, width, dtype=torch.bool, device=device).tril()
     for first in {0, context - width}:
@@ -351,13 +352,16 @@ def _is_same(model: PreTrainedModel, made: FusedPass, kinds: Sequence[str], cont
             pairs.append((reading.through(layer, number, states[number]), states[number + 1], states[number]))
         logits = theirs.logits.flatten(0, 1)
         pairs.append((made.logits(made.normed(states[-1])), logits, 0 * logits))
-        if not all(_close(*pair) for pair in pairs):
+        if not all(_close(*pair, coarse=coarse) for pair in pairs):
             return False
     return True
 
 
-def _close(ours: Float[Tensor, "r d"], theirs: Float[Tensor, "r d"], before: Float[Tensor, "r d"]) -> bool:
+def _close(
+    ours: Float[Tensor, "r d"], theirs: Float[Tensor, "r d"], before: Float[Tensor, "r d"], *, coarse: bool
+) -> bool:
     """Tell whether what was added to states is the same, up to rounding of the sums."""
-    allowed = TOLERANCE.get(ours.dtype, COARSE) * (theirs - before).float().norm()
+    share = COARSE if coarse else TOLERANCE.get(ours.dtype, COARSE)
+    allowed = share * (theirs - before).float().norm()
     allowed = allowed + ROUNDING * torch.finfo(ours.dtype).eps * theirs.float().norm()
     return ours.shape == theirs.shape and bool((ours - theirs).float().norm() <= allowed)
