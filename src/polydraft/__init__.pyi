@@ -27,6 +27,7 @@ from .drafters import (
     SuffixDrafter,
     SuffixStore,
     TextStore,
+    View,
     load_head,
 )
 from .engine import (
@@ -194,6 +195,7 @@ __all__ = [
     "TreeShape",
     "TrunkThenBranch",
     "TypicalAcceptance",
+    "View",
     "Widths",
     "WithoutReplacement",
     "__version__",

@@ -16,7 +16,8 @@ import polydraft
 from polydraft import Completed, ModelDrafter, NoDraft, generate_many
 from polydraft.drafters import EnsembleDrafter
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel, check_memory, hugging_face, memory
+from polydraft.models import HuggingFaceModel, check_memory, memory
+from polydraft.models.checks import room
 from polydraft.verifiers import ByShape
 
 VOCAB, NEW = 30, 8
@@ -151,7 +152,7 @@ def test_options_for_no_prompt_are_refused() -> None:
 
 class TestMemory:
     def test_what_one_batch_needs_is_all_caches(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hugging_face, "free_bytes", lambda _: 1)
+        monkeypatch.setattr(room, "free_bytes", lambda _: 1)
         model = HuggingFaceModel(target())
         both = EnsembleDrafter(((drafter().model, None), (drafter().model, polydraft.SamplingParams())))
         sizes = []

@@ -23,7 +23,7 @@ from polydraft.engine.loop.step import begin, step
 from polydraft.engine.target_law import TargetLaw
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, Pair
-from polydraft.models.hugging_face import cache_bytes
+from polydraft.models.checks.room import cache_bytes
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import ChainReader, Features, Step, Text, reader_of
 from polydraft.trees import EAGLE_25, TokenTree, TreeShape, Verdict, topology

@@ -14,7 +14,7 @@ from polydraft import Fixed, ModelDrafter, NgramDrafter, Widths
 from polydraft.errors import ContextOverflow, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel
 from polydraft.models.checks.layout import KeyWindow, cache_name, windows_of
-from polydraft.models.hugging_face import cache_bytes
+from polydraft.models.checks.room import cache_bytes
 from polydraft.models.tiny import tiny_of_type
 from polydraft.trees import EAGLE_25
 

@@ -293,8 +293,8 @@ WRONG = {
     "self:skip=5-3": "begins with its smaller number",
     "self:skip=nowhere.json": "There is no file 'nowhere.json': skip takes layers",
     "self:skip-mlp=all": "skip-mlp takes layers, as skip-mlp=3-5",
-    "self:keys=oldest": "keys must be recent",
-    "self:keys=recent:16": "keys must be recent",
+    "self:keys=oldest": "keys=oldest' are not known; there are keys=recent:16",
+    "self:keys=recent:1+2+3": "are not known; there are",
     "self:keys=recent:1+0": "window must be a whole number of at least 1",
 }
 

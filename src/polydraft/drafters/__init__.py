@@ -122,7 +122,6 @@ __all__ = [
     "has_modules",
     "is_head",
     "is_sound",
-    "keys_of",
     "known_outside",
     "load_head",
     "load_modules",

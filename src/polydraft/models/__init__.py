@@ -22,6 +22,7 @@ from polydraft.models.checkpoints.plain import (
 )
 from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
+from polydraft.models.checks.room import check_memory, weight_bytes
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.derived import check_word, read_word, refuse_word, word_of
@@ -61,11 +62,9 @@ from polydraft.models.generation.prompts import (
 from polydraft.models.grammar.grammar import Grammar
 from polydraft.models.hugging_face import (
     HuggingFaceModel,
-    check_memory,
     module_of,
     pass_in_words,
     same_model,
-    weight_bytes,
 )
 from polydraft.models.language_model import (
     WHOLE,

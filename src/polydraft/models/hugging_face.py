@@ -45,7 +45,6 @@ from polydraft.models.fused.folded import folding
 from polydraft.models.fused.fused_pass import FusedPass, fused_pass
 from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, LanguageModel, Layer, LayerSet, Queries
 from polydraft.models.layers.variants import check_shares_keys, first_of, leave_out
-from polydraft.models.memory import free_bytes
 from polydraft.models.sources import (
     ReadPrompt,
     crossing,
@@ -446,9 +445,6 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
     return one is other
 
 
-GIB = 1 << 30
-
-
 def module_of(model: LanguageModel) -> nn.Module | None:
     """Return the module that a model runs; None if it is none of Hugging Face's, so that nothing is known of it.
 
@@ -468,42 +464,3 @@ def pass_in_words(target: LanguageModel) -> str:
     recorded = ", recorded" if target.fused.graphs is not None else ""
     copies = f"{target.fused.copied >> 20:,} MiB of weights copied" if target.fused.copied else "no weights copied"
     return ", ".join([*found, f"fused{recorded} ({copies})"])
-
-
-def weight_bytes(model: LanguageModel) -> int:
-    """Return the bytes of a model's weights; 0 if nothing is known of them."""
-    module = module_of(model)
-    return 0 if module is None else sum(one.numel() * one.element_size() for one in module.parameters())
-
-
-def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:
-    """Return the bytes of one row: those of all keys and values in `capacity` slots, and those of states.
-
-    What a decoder keeps of an encoder's states depends on these, and is not counted.
-    """
-    found = model.kept
-    if found.numbers or found.remembered:
-        return found.numbers * capacity * model.model.dtype.itemsize + found.remembered
-    config = model.model.config.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    return 2 * model.layers * kept * capacity * width * model.model.dtype.itemsize
-
-
-def check_memory(models: Sequence[LanguageModel], batch: int, capacity: int) -> None:
-    """Check that the caches of a batch fit into the free memory, as far as the models' caches are known.
-
-    Raises:
-        InvalidParameter: they do not; the text says how much is needed, how much is free, and how many rows fit.
-    """
-    known = [model for model in models if isinstance(model, HuggingFaceModel)]
-    each = sum(cache_bytes(model, capacity) for model in known)
-    free = min((free_bytes(model.device) for model in known), default=0)
-    if each * batch > free:
-        fit = free // each
-        raise InvalidParameter(
-            f"A batch of {batch} texts of up to {capacity} tokens needs {each * batch / GIB:.1f} GiB for keys and "
-            f"values, but {free / GIB:.1f} GiB are free: "
-            + (f"{fit} would fit." if fit else "not even one fits; ask for fewer new tokens.")
-        )

@@ -159,7 +159,7 @@ def state_of(model: HuggingFaceModel, keys: Keys, rows: list[list[int]]) -> tupl
     text = text_of(rows)
     reader, queries = started(model, text, 4)
     own, _ = FewKeys((UNCHOSEN,) * len(rows)).following(keys, reader.at(text), queries, 4, 64)
-    return SelfDraftState(SamplingParams(), 64, 4, own, queries), reader
+    return SelfDraftState(SamplingParams(), model, 64, 4, own, queries), reader
 
 
 def rows_of(state: SelfDraftState, reader: Reader, keys: Keys, rows: list[list[int]]) -> Tensor:
@@ -260,7 +260,7 @@ MADE = {"cohere2": lambda: built("cohere2", {"vocab_size": 24}), "deepseek_v32":
 @pytest.mark.parametrize(
     ("keys", "name", "told"),
     [
-        (Snap(500), "llama", r"Snap\(budget=500, room=256\) chooses 500 keys, but the target's context has 128"),
+        (Snap(500), "llama", "keys=snap:500 chooses 500 keys, but the target's context has 128"),
         (Recent(), "llama", "chooses 256 keys, but the target's context has 128"),
         (Snap(8), "bloom", "cannot branch has no keys to draft from in part"),
         (Recent(1, 4), "deepseek_v32", "layers choose what they attend to cannot be read over few keys"),
@@ -277,7 +277,7 @@ def test_what_cannot_be_viewed_is_written_without_drafts(keys: Keys, name: str, 
 
 
 def test_recurrent_models_are_refused() -> None:
-    with pytest.raises(polydraft.errors.UnsupportedModel, match="remembers in states, which self cannot share"):
+    with pytest.raises(polydraft.errors.UnsupportedModel, match="self:keys=snap:8\\) cannot share"):
         polydraft.generate(
             built("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
             torch.tensor([[3, 1]]),

@@ -15,7 +15,7 @@ from sampled import target as sampled_target
 from torch import Tensor
 
 import polydraft
-from polydraft import IID, ByShape, Chain, Chunks, Mass, Optimal, Recent, SelfDrafter, Snap, TopDown, Widths
+from polydraft import IID, ByShape, Chain, Chunks, Mass, Optimal, Recent, SelfDrafter, Snap, TopDown, View, Widths
 from polydraft.drafters import DraftRequest, Keys
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.loop.step import begin, step
@@ -96,7 +96,7 @@ def test_keys_that_are_chosen_by_the_draft_bias_the_text() -> None:
     """What the law above rests on: keys are chosen before the first draw."""
     target, prompt = Toy(), [0, 2, 1, 1]
     right, _ = law_of(target, few(Recent(0, 2)), WHOLE, Chain(1), [prompt], 2, steps=1)
-    wrong, failures = law_of(target, ChoosingByTheDraft(Recent(0, 2)), WHOLE, Chain(1), [prompt], 2, steps=1)
+    wrong, failures = law_of(target, ChoosingByTheDraft(View(keys=Recent(0, 2))), WHOLE, Chain(1), [prompt], 2, steps=1)
     assert not failures and distance(right, target.texts(prompt, 2)) < 1e-12
     assert distance(wrong, target.texts(prompt, 2)) > 1e-3
 

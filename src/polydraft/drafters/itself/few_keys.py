@@ -150,10 +150,12 @@ class FewKeys:
         """
         size = max(self.size, min(keys.budget + max(keys.room, nodes), max(capacity, nodes)))
         own, counts = self._with_room(model or target.model, len(target.read), size), list[int]()
+        run, cache = own.model.facts.layers, target.cache
+        cache = cache if run == target.model.facts.layers else cache.of_layers(0, run)  # an exit's layers alone
         chosen, device = list(self.chosen), target.model.facts.device
         for row, known in enumerate(target.read):
             read, gone = own.read[row], own.dropped[row]
-            alone = target.cache.of_layers(0, own.model.facts.layers).select([row])
+            alone = cache.select([row])
             if 0 <= chosen[row] <= read <= known and known - gone + nodes <= size:
                 slots, first = [_run(read, known, device)], read - gone
             else:
