@@ -32,6 +32,7 @@ from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
+from polydraft.drafters.itself.adapter import Adapter, AdapterDrafter
 from polydraft.drafters.model import draft_rows
 from polydraft.drafters.rider_drafter import RiderDrafter
 from polydraft.models import Forward, HuggingFaceModel
@@ -130,6 +131,12 @@ def mtp_drafter(width: int = WIDTH, spread: float = 0.4, modules: int = 1, **ord
     return HeadDrafter(_random(MtpHead.plain(anatomy, modules, **order), spread), HeadEnds())
 
 
+def adapter_drafter(width: int = WIDTH, exit_layer: int = 1, heads: int = 4, spread: float = 0.4) -> AdapterDrafter:
+    """Return Kangaroo's adapter with random weights."""
+    anatomy = Anatomy(width, width, heads, heads // 2, width // heads)
+    return AdapterDrafter(_random(Adapter(anatomy), spread), exit_layer)
+
+
 def every_head() -> dict[str, Drafter]:
     """Return a drafter of every kind of head."""
     return {
@@ -190,6 +197,9 @@ class Seen(Toy):
         keep = named.get("logits_to_keep") or 0
         return Forward(logits[:, -keep:], hidden)
 
+    def first_layers(self, count: int) -> "Seen":
+        return self
+
     def embedded(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:
         return self.states[0][tokens]
 
@@ -214,6 +224,7 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "ReDrafter": lambda vocab: walk("redrafter", 4, vocab),
     "MTP": lambda vocab: mtp_drafter(4),
     "MTP, two modules": lambda vocab: mtp_drafter(4, modules=2),
+    "adapter": lambda vocab: adapter_drafter(4, 1, 2),
     "PARD": lambda vocab: ParallelDrafter(Toy(vocab + 1, 1), vocab),
     "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
 }

@@ -1,5 +1,6 @@
 from .catalogue import parse_policy
 from .drafters import (
+    AdapterDrafter,
     Chunks,
     Drafter,
     EnsembleDrafter,
@@ -28,6 +29,7 @@ from .drafters import (
     SuffixStore,
     TextStore,
     View,
+    load_adapter,
     load_head,
 )
 from .engine import (
@@ -112,6 +114,7 @@ __all__ = [
     "EAGLE_25",
     "IID",
     "MEDUSA_63",
+    "AdapterDrafter",
     "AdaptiveThreshold",
     "BestFirst",
     "Block",
@@ -206,6 +209,7 @@ __all__ = [
     "generate",
     "generate_many",
     "load",
+    "load_adapter",
     "load_head",
     "load_pair",
     "load_plan",

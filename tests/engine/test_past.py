@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from doubles import passes_of, perturbed, tiny_model
-from heads import IN_PLACE, block_drafter, every_head
+from heads import IN_PLACE, adapter_drafter, block_drafter, every_head
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -106,6 +106,7 @@ CASES = {
     "plain, sampled": Case(NoDraft, partial(Chain, 1), 0.9),
     "n-gram, greedy": Case(NgramDrafter, partial(Chain, 4), 0),
     "n-gram, sampled": Case(NgramDrafter, partial(Chain, 4), 0.9),
+    "adapter": Case(cache(adapter_drafter), partial(Widths, (2, 1)), 0.9),
     "jacobi": Case(JacobiDrafter, partial(Chain, 4), 0.9),
     "lookahead": Case(partial(LookaheadDrafter, 3, 3, 2, True), partial(Widths, (2, 1)), 0.9),
     "ouroboros": Case(ouroboros, partial(Widths, (2, 1, 1, 1)), 0.9),

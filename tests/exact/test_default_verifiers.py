@@ -7,7 +7,7 @@ import pytest
 import torch
 from doubles import tiny_model
 from growing import DeepWorld, Silence, every_growth, written_alone
-from heads import every_head
+from heads import adapter_drafter, every_head
 from sources import encoder_decoder
 from torch import Tensor
 
@@ -188,6 +188,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         EnsembleDrafter(((model, None),)),
         LookupFirst(ModelDrafter(model)),
         drafters.SelfDrafter(drafters.View(keys=drafters.Recent())),
+        adapter_drafter(),
         drafters.NestedDrafter(model, ModelDrafter(model), BlockVerification(), Chain(2)),
         drafters.JacobiDrafter(),
         drafters.LookaheadDrafter(),

@@ -206,7 +206,13 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
     at_nodes = {of_lines[line.word] for line in tables.RULES if line.decides_at_nodes}
     assert exported(verifiers, "law", "lossless") <= at_nodes
     assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
-    by_folder = {drafters.HeadDrafter, drafters.ParallelDrafter, drafters.SpecDrafter, drafters.RiderDrafter}
+    by_folder = {
+        drafters.AdapterDrafter,
+        drafters.HeadDrafter,
+        drafters.ParallelDrafter,
+        drafters.SpecDrafter,
+        drafters.RiderDrafter,
+    }
     named = {line.kind for line in tables.DRAFTERS} | by_folder
     by_argument = {
         drafters.PredictedDrafter,

@@ -28,9 +28,11 @@ from polydraft.drafters.heads.formats import (
     has_head_inside,
     has_modules,
     is_head,
+    load_adapter,
     load_head,
     load_modules,
     own_riders,
+    write_adapter,
     write_block,
     write_eagle,
     write_falcon,
@@ -42,7 +44,7 @@ from polydraft.drafters.heads.formats import (
     write_redrafter,
     write_walk,
 )
-from polydraft.drafters.itself import Chunks, Keys, Mass, Recent, SelfDrafter, Snap, View, own_model
+from polydraft.drafters.itself import AdapterDrafter, Chunks, Keys, Mass, Recent, SelfDrafter, Snap, View, own_model
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
@@ -66,6 +68,7 @@ from polydraft.drafters.text.suffix import RetrievalDrafter, SuffixDrafter
 __all__ = [
     "LOOKUP",
     "MASKED",
+    "AdapterDrafter",
     "Chunks",
     "Collects",
     "Decoder",
@@ -123,6 +126,7 @@ __all__ = [
     "is_head",
     "is_sound",
     "known_outside",
+    "load_adapter",
     "load_head",
     "load_modules",
     "merge",
@@ -138,6 +142,7 @@ __all__ = [
     "route_before",
     "route_first",
     "usual_members",
+    "write_adapter",
     "write_block",
     "write_eagle",
     "write_falcon",

@@ -221,9 +221,11 @@ def check_head(head: Drafter, target: HuggingFaceModel) -> None:
     token = torch.full((1, 1), target.vocab_size - 1, device=target.device)
     policy = Chain(2)
     text, room = Text(token, torch.ones(1, dtype=torch.int64, device=target.device)), 2 + policy.shape.size
-    session = Session(SamplingParams(), room, target.vocab_size, Reader.new(target, 1, room, head.needs.layers))
+    reader = Reader.new(target, 1, room, head.needs.layers)
+    session = Session(SamplingParams(), room, target.vocab_size, reader)
+    request = DraftRequest(text, IID(), policy, Noise.from_seed(0, 1), reader)
     try:
-        draft, _ = head.draft(head.start(text, session), DraftRequest(text, IID(), policy, Noise.from_seed(0, 1)))
+        draft, _ = head.draft(head.start(text, session), request)
     except MENDABLE:
         raise
     except Exception as error:  # it would fail at the first step of every text

@@ -65,6 +65,7 @@ from polydraft.models.hugging_face import (
     module_of,
     pass_in_words,
     same_model,
+    without_head,
 )
 from polydraft.models.language_model import (
     WHOLE,
@@ -199,6 +200,7 @@ __all__ = [
     "weight_bytes",
     "weight_of",
     "weights_of",
+    "without_head",
     "word_of",
     "write_plain",
 ]

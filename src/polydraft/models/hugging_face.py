@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -443,6 +444,19 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
     if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel):
         return one.model is other.model
     return one is other
+
+
+def without_head(model: LanguageModel) -> LanguageModel:
+    """Return a model for whoever reads its hidden states alone: a fused pass then spares the product with the head.
+
+    Its logits are the last layer's states. Of a model with a pass of its own the head cannot be spared, and it is
+    returned as it is.
+    """
+    if not isinstance(model, HuggingFaceModel) or model.fused is None:
+        return model
+    made = copy.copy(model)
+    made.fused = FusedPass(replace(model.fused.plan, norm=None, head=lambda states: states, scaled=1.0, cap=None))
+    return made
 
 
 def module_of(model: LanguageModel) -> nn.Module | None:

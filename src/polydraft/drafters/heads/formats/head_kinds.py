@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from polydraft.drafters.contract import Drafter, owned_networks
+from polydraft.drafters.heads.formats.adapter_folders import holds_adapter, is_adapter, read_adapter
 from polydraft.drafters.heads.formats.blocks.block_reading import holds_block, is_block, read_block
 from polydraft.drafters.heads.formats.eagle_folders import (
     holds_eagle,
@@ -39,8 +41,17 @@ from polydraft.drafters.heads.formats.walk_folders import (
     read_mlp,
     read_redrafter,
 )
+from polydraft.drafters.itself.adapter import AdapterDrafter
 from polydraft.errors import CheckpointError, InvalidParameter, lowered, shown
-from polydraft.models import PlainFolder, pack_linear_layers, plain_config, plain_shapes, read_plain
+from polydraft.models import (
+    HuggingFaceModel,
+    PlainFolder,
+    cheapest,
+    pack_linear_layers,
+    plain_config,
+    plain_shapes,
+    read_plain,
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ KINDS: tuple[HeadKind, ...] = (
     HeadKind("walk", is_walk, holds_walk, read_walk),
     HeadKind("MTP", is_mtp, holds_mtp, read_mtp),
     HeadKind("PaSS", is_pass, holds_pass, read_pass),
+    HeadKind("adapter", is_adapter, holds_adapter, read_adapter),
 )
 
 
@@ -153,3 +165,25 @@ def load_head(
     for network in owned_networks(drafter):
         pack_linear_layers(network.to(device=device, dtype=dtype))
     return drafter
+
+
+def load_adapter(name: object, target: nn.Module, exit_layer: int | None = None) -> AdapterDrafter:
+    """Load an adapter for a target that is there already, onto its device and in its precision.
+
+    Args:
+        name: its folder or hub name.
+        target: the target.
+        exit_layer: behind how many layers it stands; None for what its folder says, or 2 if that says nothing.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or holds another kind of head.
+        InvalidParameter: its folder says that it stands behind another layer.
+    """
+    model, told = HuggingFaceModel(target), plain_config(name)[1].get("exit_layer")
+    dtype: Any = cheapest(model.model.dtype, model.device)
+    found = load_head(name, model.layers, dtype, model.device)
+    if not isinstance(found, AdapterDrafter):
+        raise CheckpointError(f"{shown(str(name))} holds a head of another kind ({found.name}), and no adapter.")
+    if exit_layer is not None and told not in (None, exit_layer):
+        raise InvalidParameter(f"The adapter in {shown(str(name))} stands behind {told} layers, not {exit_layer}.")
+    return found if exit_layer is None else replace(found, exit_layer=exit_layer)
