@@ -29,6 +29,7 @@ from polydraft.options.commands.making_options import (
     FetchOptions,
     StoreBuildOptions,
     StoreShowOptions,
+    TrainAdapterOptions,
     TrainHeadOptions,
     TrainPairOptions,
 )
@@ -231,6 +232,13 @@ add(
     TrainHeadOptions,
     "polydraft.cli.train:run_train_head",
     "Train a draft head for a target: the target writes text behind prompts, and the head learns from it.",
+)
+add(
+    train_app,
+    "adapter",
+    TrainAdapterOptions,
+    "polydraft.cli.train:run_train_adapter",
+    "Train an adapter that drafts behind the target's first layers (Kangaroo); the target stays as it is.",
 )
 add(
     store_app,

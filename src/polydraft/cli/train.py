@@ -1,6 +1,7 @@
 """`polydraft train`: the embedded pair from nothing, and draft heads for any target from text that it writes."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from polydraft.cli.process import noted_interruption, stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import load, load_pair
-from polydraft.options.commands.making_options import TrainHeadOptions, TrainPairOptions
+from polydraft.options.commands.making_options import TrainAdapterOptions, TrainHeadOptions, TrainPairOptions
 from polydraft.training import (
     HeadPlan,
     HeadRecipe,
@@ -108,6 +109,16 @@ def run_train_head(request: TrainHeadOptions) -> int:
     return 0
 
 
+def run_train_adapter(request: TrainAdapterOptions) -> int:
+    """Train an adapter, which is a kind of head; return the exit code of that.
+
+    Raises:
+        PolydraftError: what `run_train_head` raises.
+    """
+    own = {one.name: getattr(request, one.name) for one in fields(request)}
+    return run_train_head(TrainHeadOptions(kind="adapter", **own))
+
+
 def plan_of(request: TrainHeadOptions) -> HeadPlan:
     """Return what is trained, and how.
 
@@ -123,6 +134,7 @@ def plan_of(request: TrainHeadOptions) -> HeadPlan:
             rank=one.rank,
             term=one.term,
             loss=one.loss,
+            exit=one.exit,
             frozen_rows=one.frozen_rows,
         ),
         WritingPlan(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed),

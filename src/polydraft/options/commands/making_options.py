@@ -14,7 +14,7 @@ from polydraft.options.commands.option_groups import (
     SEED,
     TARGET,
 )
-from polydraft.options.option import Option, count, option
+from polydraft.options.option import LARGEST_COUNT, Option, count, option
 from polydraft.options.value_checks import to_look_at
 
 
@@ -80,28 +80,12 @@ class TrainPairOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainHeadOptions:
-    """One call of `polydraft train head`."""
+class LearningOptions:
+    """What is learnt from: text that the target writes behind prompts; and how long."""
 
-    kind: str = Option(
-        "medusa, medusa-2, mlp, arctic-lstm, redrafter, hydra, hydra++, pass, space, eagle, hass, eagle-3, p-eagle, "
-        "falcon, mtp, dspark, xpress, lilicorr, mixing, pard.",
-        argument=True,
-        metavar="KIND",
-    ).needed()
     prompts: tuple[str, ...] = PROMPT_FILES.usually(())
     limit: int = LIMIT.but(help="Prompts per task.").usually(100_000)
     chat_template: bool | None = CHAT_TEMPLATE.usually(None)
-    out: Path = FOLDER.but(help="The head's folder.", panel=OUTPUT).usually(Path("head"))
-    work: Path = FOLDER.but(
-        help="The target's text and checkpoints; an interrupted run goes on from here.", panel=OUTPUT
-    ).usually(Path("head-work"))
-    form: str | None = option(
-        None,
-        "Form of the folder: official, or speculators (medusa: vllm; dspark: deepspec too; hydra, mlp and others that "
-        "walk: polydraft). Default: official, or with --rows the first that has so few.",
-        OUTPUT,
-    )
     as_json: bool = JSON.usually(False)
     target: str | None = TARGET.usually(None)
     tokens: int = count(500_000, "Tokens of text that the target writes.", TEXT)
@@ -113,11 +97,46 @@ class TrainHeadOptions:
         "Peak learning rate of weight matrices (Muon); tables, norms and biases (AdamW) have half of it.",
         TRAINING,
     )
-    loss: str = option(
-        "published",
-        "published (by the head's authors), entropy, acceptance, lk-alpha, lk-lambda, or of block heads d-pace.",
-        TRAINING,
+    seed: int = SEED.usually(1)
+
+
+LOSS = Option(
+    "published (by the head's authors), entropy, acceptance, lk-alpha, lk-lambda, or of block heads d-pace.", TRAINING
+)
+WORK = FOLDER.but(help="The target's text and checkpoints; an interrupted run goes on from here.", panel=OUTPUT)
+EXIT = Option(
+    "Of an adapter: behind how many of the target's layers it stands. Default: that of --start, or 2.",
+    TRAINING,
+    least=1,
+    largest=LARGEST_COUNT,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadWord:
+    """The kind of head, which stands first on the command line."""
+
+    kind: str = Option(
+        "medusa, medusa-2, mlp, arctic-lstm, redrafter, hydra, hydra++, pass, space, eagle, hass, eagle-3, p-eagle, "
+        "falcon, mtp, dspark, xpress, lilicorr, mixing, adapter, pard.",
+        argument=True,
+        metavar="KIND",
+    ).needed()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainHeadOptions(LearningOptions, HeadWord):
+    """One call of `polydraft train head`."""
+
+    out: Path = FOLDER.but(help="The head's folder.", panel=OUTPUT).usually(Path("head"))
+    work: Path = WORK.usually(Path("head-work"))
+    form: str | None = option(
+        None,
+        "Form of the folder: official, or speculators (medusa: vllm; dspark: deepspec too; hydra, mlp and others that "
+        "walk: polydraft). Default: official, or with --rows the first that has so few.",
+        OUTPUT,
     )
+    loss: str = LOSS.usually("published")
     layers: int | None = count(None, "Layers. Default: those of --start, or 1, of block heads 2.", TRAINING)
     drafts: int | None = count(None, "Tokens deep that it learns to draft. Default: those of --start, or 6.", TRAINING)
     term: str | None = option(
@@ -127,6 +146,7 @@ class TrainHeadOptions:
         TRAINING,
     )
     rank: int | None = count(None, "Of dspark and xpress: rank of its term. Default: that of --start, or 64.", TRAINING)
+    exit: int | None = EXIT.usually(None)
     rows: int | None = count(
         None, "Draft only so many of the target's tokens, the most written ones. Default: all.", TRAINING
     )
@@ -142,4 +162,18 @@ class TrainHeadOptions:
         "Of eagle-3 and p-eagle: keep the target's output rows instead of learning own ones; steps are cheaper.",
         TRAINING,
     )
-    seed: int = SEED.usually(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainAdapterOptions(LearningOptions):
+    """One call of `polydraft train adapter`."""
+
+    exit: int | None = EXIT.usually(None)
+    out: Path = FOLDER.but(help="The adapter's folder.", panel=OUTPUT).usually(Path("adapter"))
+    work: Path = WORK.usually(Path("adapter-work"))
+    loss: str = LOSS.but(help="published (soft cross entropy), entropy, acceptance, lk-alpha or lk-lambda.").usually(
+        "published"
+    )
+    start: Path | None = option(
+        None, "Begin with the weights of this adapter. Default: new ones.", TRAINING, metavar="FOLDER"
+    )

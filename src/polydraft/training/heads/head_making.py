@@ -28,7 +28,7 @@ from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.tuned_target import Drift
 from polydraft.training.heads.makers import MAKERS
-from polydraft.training.heads.new_heads import OFFICIAL, HeadSize, NewHead, usual_reads
+from polydraft.training.heads.new_heads import EXIT, OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.shards import Shards, WritingPlan, WrittenShards, check_size, most_written, write_shards
 
 
@@ -162,6 +162,9 @@ class HeadPlan:
         if self.size.rank is not None and not maker.ranked:
             owners = " or ".join(kind for kind, one in MAKERS.items() if one.ranked)
             raise InvalidParameter(f"A head of the kind {self.kind} has no term of a rank; that is of {owners}.")
+        if self.size.exit is not None and not maker.exits:
+            owners = " or ".join(kind for kind, one in MAKERS.items() if one.exits)
+            raise InvalidParameter(f"A head of the kind {self.kind} has no exit; that is of {owners}.")
         if self.rows is not None and self.rows < 1:
             raise InvalidParameter(f"A head drafts at least 1 token of its target's, not {self.rows}.")
         if self.start is not None and not maker.starts:
@@ -227,11 +230,7 @@ def make_head(
     """
     model = HuggingFaceModel(target)
     start = None if plan.start is None else _opened(plan, model)
-    reads: tuple[Layer, ...] = usual_reads(model.layers)
-    if start is not None and MAKERS[plan.kind].reads_layers:
-        reads = start.needs.layers
-        for layer in reads:
-            check_layer(layer, model.layers)
+    reads = _read_by(plan, model, start)
     TargetEnds.of(target)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
     head = None if start is None else _begun(target, start, reads, plan)
@@ -249,6 +248,25 @@ def make_head(
         run, began = work / run_name(plan), perf_counter()
         found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
     return _written(head, model, out, plan, (found, perf_counter() - began), text)
+
+
+def _read_by(plan: HeadPlan, model: HuggingFaceModel, start: Drafter | None) -> tuple[Layer, ...]:
+    """Return which of the target's layers the head reads.
+
+    Raises:
+        InvalidParameter: the target has no such layers, or none behind an adapter's.
+    """
+    maker = MAKERS[plan.kind]
+    own = None if start is None or not maker.reads_layers else start.needs.layers
+    if maker.exits:
+        own = (plan.size.exit or (min(EXIT, model.layers - 1) if own is None else own[0]),)
+        if own[0] not in range(1, model.layers):
+            raise InvalidParameter(
+                f"An adapter stands behind 1 to {model.layers - 1} layers of this target, not {own[0]}."
+            )
+    for layer in own or ():
+        check_layer(layer, model.layers)
+    return own or usual_reads(model.layers)
 
 
 def run_name(plan: HeadPlan) -> str:

@@ -11,10 +11,12 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from polydraft.drafters import (
+    AdapterDrafter,
     HeadDrafter,
     ParallelDrafter,
     RiderDrafter,
     own_riders,
+    write_adapter,
     write_block,
     write_eagle,
     write_falcon,
@@ -37,14 +39,17 @@ from polydraft.drafters.heads.parallel_eagle import DRAFTS as SLOTS
 from polydraft.drafters.heads.parallel_eagle import MOST_DRAFTS as MOST_SLOTS
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.drafters.heads.paths import Markov, Mixing, PathTerm
+from polydraft.drafters.heads.sublayers import Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.drafters.heads.xpress import XPress
+from polydraft.drafters.itself.adapter import Adapter
 from polydraft.drafters.parallel import DEPTH
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Layer
+from polydraft.training.heads.losses.adapter_training import AdapterTraining
 from polydraft.training.heads.losses.block_training import BlockTraining
 from polydraft.training.heads.losses.eagles import (
     ROW_LOSSES,
@@ -58,10 +63,7 @@ from polydraft.training.heads.losses.last_state_training import MedusaTraining, 
 from polydraft.training.heads.losses.masked_training import PardTraining, begun_with, new_draft_model, write_pard
 from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.losses.rider_training import PassTraining, SpaceTraining, check_branches
-from polydraft.training.heads.losses.row_losses import (
-    TargetEnds,
-    soft_cross_entropy,
-)
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.slot_training import FalconTraining, ParallelTraining
 from polydraft.training.heads.losses.tuned_target import (
     AdaptedTarget,
@@ -87,6 +89,7 @@ from polydraft.training.heads.new_heads import (
     PLACES,
     RANK,
     RIDER_PLACES,
+    SOFT_LOSSES,
     SPECULATORS,
     TERMS,
     VLLM,
@@ -96,6 +99,7 @@ from polydraft.training.heads.new_heads import (
     NewHead,
     anatomy_for,
     free_token,
+    last_norm,
 )
 
 
@@ -398,8 +402,7 @@ def _hydra(
         depths, layers = size.drafts or given.depths, size.layers or given.layers
     anatomy = (anatomy_for(target, size) if prefixed else None) if given is None else given.anatomy
     network = Hydra(width, depths, layers, None if given is None else given.own_rows, anatomy)
-    loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
-    return _walked(network, ends, loss, write_hydra)
+    return _walked(network, ends, SOFT_LOSSES[size.loss], write_hydra)
 
 
 def _walked(network: WalkedHead, ends: TargetEnds, loss: RowLoss | None, writer: Callable[..., None]) -> NewHead:
@@ -427,6 +430,20 @@ def _pass(
         lookahead.weight.mul_(ends.embedding.std()).add_(ends.embedding.mean(0))
     training = PassTraining(lookahead, target, ends, MEDUSA_LOSSES[size.loss], RIDER_PLACES)
     return NewHead(training, RiderDrafter(lookahead=lookahead), write_pass)
+
+
+def _adapter(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    given = start.anatomy if isinstance(start, Adapter) else replace(anatomy_for(target, size), rotation=Rotation())
+    network, norm = Adapter(given), last_norm(target)
+    if norm is not None:  # rows have the size of the target's from the first step on
+        with torch.no_grad():
+            network.norm.weight.copy_(norm)
+    drafter = AdapterDrafter(network, cast(int, reads[0]))
+    return NewHead(
+        AdapterTraining(network, ends, SOFT_LOSSES[size.loss], size.drafts or DRAFTS), drafter, write_adapter
+    )
 
 
 _walk = partial(
@@ -458,6 +475,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "xpress": _of_layers(_xpress, ranked=True),
     "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": _of_layers(_mixing, ()),
+    "adapter": _walk(_adapter, most_drafts=None, most_layers=1, reads_layers=True, exits=True),
     "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), most_drafts=MOST_SLOTS, is_model=True, path=False),
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""

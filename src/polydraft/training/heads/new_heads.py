@@ -36,8 +36,8 @@ MOST_DEPTHS, MOST_BLOCKS = 16, 64
 """The most depths of a head that walks, and the most blocks of each, in its folder."""
 PASSES, DECAY_OF_MTP = 3, 0.6
 """FastMTP's number of passes over a text, and how much less each counts than the one before it."""
-DRAFTS, RANK = 6, 64
-"""How many tokens deep heads usually draft, and the usual rank of DSpark's term."""
+DRAFTS, RANK, EXIT = 6, 64, 2
+"""How many tokens deep heads usually draft, the usual rank of DSpark's term, and where adapters usually stand."""
 OFFICIAL, SPECULATORS, VLLM, DEEPSPEC, OWN = "official", "speculators", "vllm", "deepspec", "polydraft"
 """The forms of folders: the usual one of a family's trainers, and others that some families have; the last is of walks,
 and this package's own."""
@@ -64,6 +64,8 @@ class HeadSize:
         rank: of the term of DSpark or XPress; None for that of the head it begins with, or 64.
         term: of DSpark, one of `TERMS`; None for that of the head it begins with, or the first.
         loss: one of `LOSSES`.
+        exit: of an adapter, behind how many layers of the target it stands; None for that of the adapter it begins
+            with, or 2, or 1 of a target of two layers.
         frozen_rows: of EAGLE-3: draft from the target's own output rows, which then do not learn, instead of rows that
             begin as their copies. A step is cheaper, a checkpoint is smaller, and little text cannot spoil the rows.
 
@@ -77,10 +79,11 @@ class HeadSize:
     rank: int | None = None
     term: str | None = None
     loss: str = "published"
+    exit: int | None = None
     frozen_rows: bool = False
 
     def __post_init__(self) -> None:
-        numbers = {"layers": self.layers, "drafts": self.drafts, "inner": self.inner, "rank": self.rank}
+        numbers = {name: getattr(self, name) for name in ("layers", "drafts", "inner", "rank", "exit")}
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise InvalidParameter(f"A head's {name} must be at least 1, but is {value}.")
@@ -135,6 +138,7 @@ class HeadMaker:
         is_model: whether it is no head but a draft model, which may begin with any other one of the target's tokens.
         tunes: whether the target learns with it, and its folder is a whole model.
         starts: whether it may begin with the weights of another one.
+        exits: whether it stands behind some of the target's layers, whose output is all that it reads.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -151,6 +155,7 @@ class HeadMaker:
     is_model: bool = False
     tunes: bool = False
     starts: bool = True
+    exits: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -166,6 +171,10 @@ MEDUSA_LOSSES: Mapping[str, RowLoss | None] = {
     "lk-lambda": lk_lambda,
 }
 """What Medusa's rows cost by the word of the loss; None for the cross entropy of the text's tokens."""
+SOFT_LOSSES: Mapping[str, RowLoss] = {
+    name: soft_cross_entropy if loss is None else loss for name, loss in MEDUSA_LOSSES.items()
+}
+"""The same of heads whose authors compare rows with the target's."""
 HASS_LOSSES: Mapping[str, EagleLoss] = {"published": EagleLoss(likeliest=1.0), "entropy": EagleLoss()}
 """HASS's weights by the word of its loss. Its authors train by the second first, and then a fifth as long by the first.
 """
@@ -219,3 +228,10 @@ def anatomy_for(target: PreTrainedModel, size: HeadSize, *, normed: bool = False
         normed=normed,
         rotation=Rotation(float(theta)),
     )
+
+
+def last_norm(target: PreTrainedModel) -> Tensor | None:
+    """Return the weights of a target's last norm, where it is one that divides by the root mean square."""
+    norm = getattr(target.get_decoder(), "norm", None)
+    weight = getattr(norm, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) and getattr(norm, "bias", None) is None else None
