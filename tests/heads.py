@@ -33,6 +33,7 @@ from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.itself.adapter import Adapter, AdapterDrafter
+from polydraft.drafters.itself.spire import SpireHead
 from polydraft.drafters.model import draft_rows
 from polydraft.drafters.rider_drafter import RiderDrafter
 from polydraft.models import Forward, HuggingFaceModel
@@ -137,6 +138,14 @@ def adapter_drafter(width: int = WIDTH, exit_layer: int = 1, heads: int = 4, spr
     return AdapterDrafter(_random(Adapter(anatomy), spread), exit_layer)
 
 
+def spire_drafter(
+    width: int = WIDTH, spread: float = 0.4, *, sinks: int = 1, window: int | None = 3, feedback: bool = True
+) -> HeadDrafter[Any]:
+    """Return SPIRe's head of two layers with random weights, whose ends are the target's."""
+    anatomy = Anatomy(width, 24, 4, 2, 4, rotation=Rotation(100.0))
+    return HeadDrafter(_random(SpireHead(anatomy, 2, sinks, window, feedback=feedback), spread), HeadEnds())
+
+
 def every_head() -> dict[str, Drafter]:
     """Return a drafter of every kind of head."""
     return {
@@ -146,6 +155,7 @@ def every_head() -> dict[str, Drafter]:
         "a Falcon head": falcon_drafter(),
         "Medusa heads": medusa_drafter(),
         "MTP modules": mtp_drafter(modules=2),
+        "a SPIRe head": spire_drafter(),
     }
 
 
@@ -224,6 +234,7 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "ReDrafter": lambda vocab: walk("redrafter", 4, vocab),
     "MTP": lambda vocab: mtp_drafter(4),
     "MTP, two modules": lambda vocab: mtp_drafter(4, modules=2),
+    "SPIRe": lambda vocab: spire_drafter(4),
     "adapter": lambda vocab: adapter_drafter(4, 1, 2),
     "PARD": lambda vocab: ParallelDrafter(Toy(vocab + 1, 1), vocab),
     "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),

@@ -78,11 +78,14 @@ class PairHead(HeadNetwork):
         kept: how many states enter a pair and are kept of each token, joined: the target's is the first.
         block: from how many pairs, the last of the text, the first pass drafts; they see each other.
         ahead: from how many slots behind them it drafts as well.
+        opens: the first slot of a text that is read: 1, since its first token has no state before it, unless such a
+            token stands beside zeros.
     """
 
     passes = None
     kept = 1
     block, ahead = 1, 0
+    opens = 1
 
     def __init__(self, width: int, layers: int, reads: tuple[Layer, ...], target_width: int) -> None:
         super().__init__()
@@ -128,6 +131,10 @@ class PairHead(HeadNetwork):
     def before_output(self, states: Float[Tensor, "b n d"], depth: int = 0) -> Float[Tensor, "b n d"]:
         """Return what goes to the output head, for the rows of nodes of a depth."""
 
+    def sees(self, places: Int[Tensor, "*b n"], slots: Int[Tensor, " m"]) -> Bool[Tensor, "*b n m"]:
+        """Tell which committed tokens' slots the token in a place sees: those up to its own."""
+        return slots <= places.unsqueeze(-1)
+
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft the likeliest paths at temperature 0, and a drawn chain above it."""
         return Defaults(IID(), CHAIN) if params.temperature else Defaults(TopK(), TREE)
@@ -163,7 +170,10 @@ class PairHead(HeadNetwork):
             what it made of the last `block` pairs and of the slots `ahead`, and what it keeps.
         """
         counts, device, drafting = text.counts, memory.states.device, self.block + self.ahead
-        first = [min(done + 1, count - self.block) for done, count in zip(memory.done, counts, strict=True)]
+        first = [
+            min(done + 1 if done else self.opens, count - self.block)
+            for done, count in zip(memory.done, counts, strict=True)
+        ]
         width = self.ahead + max(count - start for count, start in zip(counts, first, strict=True))
         starts, known, roots = _sent(first, device), _sent(memory.given, device), text.lengths.unsqueeze(-1) - 1
         found, size = memory.states[:, :0], max(AT_ONCE, drafting)
@@ -179,7 +189,8 @@ class PairHead(HeadNetwork):
             tokens, hidden = self.masked(tokens, hidden, slots > roots)
             order = torch.arange(max(counts) + self.ahead - width + end, device=device)
             limits = slots.where(slots <= roots - self.block, slots.maximum(roots)).clamp_min(0)
-            mask = (order <= limits.unsqueeze(-1)) & visible(text, order, self.block)
+            mask = order <= limits.unsqueeze(-1)
+            mask = mask & visible(text, order, self.block) if self.opens else mask
             mask |= (slots < 1).unsqueeze(-1) & (order == 0)  # padding looks at something
             found = self.passed(memory, ends.embed(tokens), hidden, slots, slots, mask)
         after = replace(memory, done=tuple(max(count - 1, 0) for count in counts))
@@ -256,7 +267,8 @@ class PairPass:
         slots = roots.unsqueeze(-1) + torch.arange(frontier.nodes.start, frontier.nodes.stop, device=roots.device)
         places = (roots + frontier.depth).unsqueeze(-1).expand_as(slots)
         mask = tree_mask(frontier.ancestors, roots, stop)
-        mask = mask & visible(self.text, torch.arange(stop, device=roots.device))
+        if self.head.opens:
+            mask = mask & visible(self.text, torch.arange(stop, device=roots.device))
         embedded, hidden = self.ends.embed(frontier.tokens), self.head.recycled(above)
         return self.head.passed(self.memory, embedded, hidden, slots, places, mask, frontier)
 

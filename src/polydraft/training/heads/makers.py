@@ -32,6 +32,7 @@ from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.formats.rider_folders import USUAL_MASKS
+from polydraft.drafters.heads.formats.spire_folders import write_spire
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
 from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead, MtpModule
@@ -46,6 +47,7 @@ from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpecul
 from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.itself.adapter import Adapter
+from polydraft.drafters.itself.spire import SpireHead
 from polydraft.drafters.parallel import DEPTH
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Layer
@@ -101,6 +103,7 @@ from polydraft.training.heads.new_heads import (
     free_token,
     last_norm,
 )
+from polydraft.training.heads.pruning import pruned
 
 
 def _medusa(
@@ -446,6 +449,19 @@ def _adapter(
     )
 
 
+def _spire(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    if isinstance(start, SpireHead):
+        layers, feedback = size.layers or start.depth, start.feedback is not None
+        head = SpireHead(start.anatomy, layers, start.sinks, start.window, feedback=feedback)
+    else:
+        head = pruned(target, size.layers)
+    own = HeadEnds(tokens=ends.tokens)
+    weights = EagleLoss("entropy" if size.loss == "published" else size.loss)
+    return NewHead(MtpTraining(head, ends, size.drafts or PASSES, weights, own), HeadDrafter(head, own), write_spire)
+
+
 _walk = partial(
     HeadMaker,
     other_forms=(OWN,),
@@ -475,6 +491,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "xpress": _of_layers(_xpress, ranked=True),
     "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": _of_layers(_mixing, ()),
+    "spire": HeadMaker(_spire, (), fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,)),
     "adapter": _walk(_adapter, most_drafts=None, most_layers=1, reads_layers=True, exits=True),
     "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), most_drafts=MOST_SLOTS, is_model=True, path=False),
 }

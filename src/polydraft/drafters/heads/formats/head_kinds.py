@@ -30,6 +30,7 @@ from polydraft.drafters.heads.formats.last_state_folders import (
 from polydraft.drafters.heads.formats.mtp_folders import holds_mtp, is_mtp, read_mtp
 from polydraft.drafters.heads.formats.own_walk_folders import holds_walk, is_walk, read_walk
 from polydraft.drafters.heads.formats.rider_folders import holds_pass, is_pass, read_pass
+from polydraft.drafters.heads.formats.spire_folders import holds_spire, is_spire, read_spire
 from polydraft.drafters.heads.formats.walk_folders import (
     holds_hydra,
     holds_mlp,
@@ -72,6 +73,7 @@ class HeadKind:
 
 
 KINDS: tuple[HeadKind, ...] = (
+    HeadKind("SPIRe", is_spire, holds_spire, read_spire),
     HeadKind("P-EAGLE", is_parallel, holds_parallel, read_eagle),
     HeadKind("block", is_block, holds_block, read_block),
     HeadKind("Falcon", is_falcon, holds_falcon, read_falcon),

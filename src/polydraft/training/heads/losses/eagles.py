@@ -157,7 +157,9 @@ class PairTraining(HeadTraining):
     ) -> tuple[Float[Tensor, "b n v"], Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
         """Return the target's laws and the text's tokens at the indices of a pass, and which of them count."""
         (target,), length = self.target, batch.ids.shape[1]
-        known = torch.arange(1 + depth, length + depth, device=batch.ids.device)  # of the last token that a node knows
+        known = torch.arange(
+            self.head.opens + depth, length + depth, device=batch.ids.device
+        )  # of the last token that a node knows
         there = (known + 1 < length) & batch.valid[:, (known + 1).clamp_max(length - 1)].bool()
         known = known.clamp_max(length - 1)
         labels = target.place_of(batch.ids[:, (known + 1).clamp_max(length - 1)])
@@ -275,7 +277,7 @@ def unrolled(
     *,
     through: bool = True,
 ) -> list[Float[Tensor, "b n d"]]:
-    """Return what a head makes in every pass over texts of t = n + 1 tokens.
+    """Return what a head makes in every pass over texts of t = n + 1 tokens, or of n if it reads the first as well.
 
     Tokens behind a text's end are its last, and nothing may be asked of their pairs.
 
@@ -283,15 +285,17 @@ def unrolled(
         features: the target's own hidden states, which the head reads.
         through: whether gradients flow from a pass into the states that it reads of the pass before.
     """
-    width, device = ids.shape[1] - 1, ids.device
-    indices = torch.arange(width, device=device)
+    last, device = ids.shape[1] - 1, ids.device
+    indices = torch.arange(len(ids[0]) - head.opens, device=device)
     hidden = head.fused(features[:, :-1])
+    hidden = hidden if head.opens else nn.functional.pad(hidden, (0, 0, 1, 0))
     kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(head.depth)]
-    causal, own = indices.unsqueeze(-1) >= indices, torch.eye(width, dtype=torch.bool, device=device)
+    causal, own = indices.unsqueeze(-1) >= indices, torch.eye(len(indices), dtype=torch.bool, device=device)
     found = list[Tensor]()
     for depth in range(passes):
-        tokens = ids[:, (indices + 1 + depth).clamp_max(width)]
-        mask = torch.cat([causal, *[own] * depth], dim=1).unsqueeze(0).expand(len(ids), -1, -1)
+        tokens = ids[:, (indices + head.opens + depth).clamp_max(last)]
+        near = causal & head.sees(indices + depth, indices)
+        mask = torch.cat([near, *[own] * depth], dim=1).unsqueeze(0).expand(len(ids), -1, -1)
         seen = [kept_behind(layer) for layer in kept]
         states = head(embedded(tokens), hidden, (indices + depth).expand(len(ids), -1), seen, mask)
         found.append(states)
