@@ -30,6 +30,7 @@ from polydraft.options.commands.making_options import (
     StoreBuildOptions,
     StoreShowOptions,
     TrainAdapterOptions,
+    TrainExitsOptions,
     TrainHeadOptions,
     TrainPairOptions,
 )
@@ -239,6 +240,13 @@ add(
     TrainAdapterOptions,
     "polydraft.cli.train:run_train_adapter",
     "Train an adapter that drafts behind the target's first layers (Kangaroo); the target stays as it is.",
+)
+add(
+    train_app,
+    "exits",
+    TrainExitsOptions,
+    "polydraft.cli.train:run_train_exits",
+    "Tune a target so that its first layers draft for it (LayerSkip), and write the tuned model, which is another one.",
 )
 add(
     store_app,

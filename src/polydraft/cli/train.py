@@ -1,9 +1,10 @@
 """`polydraft train`: the embedded pair from nothing, and draft heads for any target from text that it writes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 from torch import Tensor
@@ -15,15 +16,25 @@ from polydraft.cli.process import noted_interruption, stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import load, load_pair
-from polydraft.options.commands.making_options import TrainAdapterOptions, TrainHeadOptions, TrainPairOptions
+from polydraft.options.commands.making_options import (
+    LearningOptions,
+    TrainAdapterOptions,
+    TrainExitsOptions,
+    TrainHeadOptions,
+    TrainPairOptions,
+)
 from polydraft.training import (
+    ExitPlan,
+    ExitSettings,
     HeadPlan,
     HeadRecipe,
     HeadSize,
+    MadeExits,
     MadeHead,
     PairRecipe,
     WritingPlan,
     export_pair,
+    make_exits,
     make_head,
     train_pair,
     usual_form,
@@ -86,17 +97,55 @@ def run_train_head(request: TrainHeadOptions) -> int:
         MissingExtra: accelerate cannot be used.
         ResultsError: the work folder holds something else, or a folder cannot be read or written.
     """
-    notes = console(errors=True)
     plan = plan_of(request)
+    noting = partial(noted_interruption, "this step")
+
+    def make(target: Any, prompts: list[Tensor]) -> MadeHead:
+        return make_head(target, prompts, request.work, request.out, plan, noting)
+
+    return _learnt(request, plan.writing, make, in_words)
+
+
+def run_train_exits(request: TrainExitsOptions) -> int:
+    """Write, tune, export and report, and say that the tuned model is another one; return the exit code, as for heads.
+
+    Raises:
+        PolydraftError: what `run_train_head` raises.
+    """
+    one, noting = request, partial(noted_interruption, "this step")
+    name = one.target or "the embedded target"
+    plan = ExitPlan(
+        ExitSettings(one.dropout, one.scale, one.early, one.curriculum, one.every),
+        writing_of(one),
+        HeadRecipe(steps=one.steps, matrix_rate=one.rate, other_rate=one.rate / 2, seed=one.seed),
+        name,
+    )
+
+    def make(target: Any, prompts: list[Tensor]) -> MadeExits:
+        console(errors=True).print(f"The tuned model will be another one than {name}, which stays.", soft_wrap=True)
+        return make_exits(target, prompts, one.work, one.out, plan, noting)
+
+    return _learnt(request, plan.writing, make, exits_in_words)
+
+
+Made = TypeVar("Made", MadeHead, MadeExits)
+
+
+def _learnt(
+    request: LearningOptions,
+    writing: WritingPlan,
+    make: Callable[[Any, list[Tensor]], Made],
+    words: Callable[[Made], str],
+) -> int:
+    """Load the target, make what is asked for behind prompts, and report it; return the exit code."""
+    notes = console(errors=True)
     check_head_request(request)
     prompts = read_asked(request.prompts, request.limit, request.chat_template)
-    noting = partial(noted_interruption, "this step")
     try:
         with notes.status("Loading the target ..."):
             pair = load_pair() if request.target is None else load(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
-        fitting = _fitting(encoded, plan.writing, notes)
-        made = make_head(pair.target, fitting, request.work, request.out, plan, noting)
+        made = make(pair.target, _fitting(encoded, writing, notes))
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from where it was, in {request.work}")
     except OSError as error:
@@ -105,7 +154,7 @@ def run_train_head(request: TrainHeadOptions) -> int:
     if request.as_json:
         print_json_line(made.as_dict())
     else:
-        console().print(in_words(made), soft_wrap=True)
+        console().print(words(made), soft_wrap=True)
     return 0
 
 
@@ -137,7 +186,7 @@ def plan_of(request: TrainHeadOptions) -> HeadPlan:
             exit=one.exit,
             frozen_rows=one.frozen_rows,
         ),
-        WritingPlan(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed),
+        writing_of(one),
         HeadRecipe(steps=one.steps, matrix_rate=one.rate, other_rate=one.rate / 2, seed=one.seed),
         one.rows,
         one.form or usual_form(one.kind, one.rows),
@@ -146,7 +195,13 @@ def plan_of(request: TrainHeadOptions) -> HeadPlan:
     )
 
 
-def check_head_request(request: TrainHeadOptions) -> None:
+def writing_of(request: LearningOptions) -> WritingPlan:
+    """Return how much the target writes."""
+    one = request
+    return WritingPlan(tokens=one.tokens, length=one.length, past_end=one.past_end, seed=one.seed)
+
+
+def check_head_request(request: LearningOptions) -> None:
     """Check what can be checked before hours of work.
 
     Raises:
@@ -155,8 +210,8 @@ def check_head_request(request: TrainHeadOptions) -> None:
     """
     same = request.work.resolve() == request.out.resolve()
     refuse_clashes(
-        (not request.prompts, "--prompts is missing: the target writes the head's text behind prompts."),
-        (same, "--out and --work are the same folder: the head belongs into one of its own."),
+        (not request.prompts, "--prompts is missing: the target writes the text to learn from behind prompts."),
+        (same, "--out and --work are the same folder: what is made belongs into one of its own."),
     )
     if request.out.is_dir() and any(request.out.iterdir()):
         raise InvalidParameter(f"--out {request.out} is not empty; name a new folder.")
@@ -171,6 +226,18 @@ def in_words(made: MadeHead) -> str:
         f"Written to {made.folder}: {made.parameters / 1e6:.2f} M parameters, learnt from {made.tokens} tokens. "
         f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft: "
         f"{made.drafting.efficiency:.2f} tokens per target call as a chain.{tuned}"
+    )
+
+
+def exits_in_words(made: MadeExits) -> str:
+    """Return what was tuned, for people."""
+    own = zip(made.before.overlap, made.after.overlap, strict=True)
+    exits = "; ".join(f"{layer}: {first:.3f}, {second:.3f}" for layer, (first, second) in enumerate(own, start=1))
+    return (
+        f"Written to {made.folder}: another model than {made.tuned_from}, whose law texts then have. On "
+        f"{made.after.tokens} held-out tokens its perplexity is {made.after.perplexity:.3f}, and that of "
+        f"{made.tuned_from} {made.before.perplexity:.3f}. Overlap with the whole model behind so many layers, before "
+        f"and after: {exits}."
     )
 
 

@@ -1,5 +1,7 @@
 """Training: the embedded pair's corpus, recipe, losses, measurements and export; draft heads for any target."""
 
+from polydraft.training.exits.exit_loss import ExitQuality, ExitSettings
+from polydraft.training.exits.exit_making import ExitPlan, MadeExits, make_exits
 from polydraft.training.export import Quality, export_pair, measure_quality
 from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head, usual_form
 from polydraft.training.heads.loop import Drafting, HeadRecipe
@@ -21,9 +23,13 @@ __all__ = [
     "LOSSES",
     "MAKERS",
     "Drafting",
+    "ExitPlan",
+    "ExitQuality",
+    "ExitSettings",
     "HeadPlan",
     "HeadRecipe",
     "HeadSize",
+    "MadeExits",
     "MadeHead",
     "OwnText",
     "PairRecipe",
@@ -33,6 +39,7 @@ __all__ = [
     "WritingPlan",
     "distillation_loss",
     "export_pair",
+    "make_exits",
     "make_head",
     "measure_quality",
     "next_token_loss",

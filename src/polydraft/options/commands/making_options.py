@@ -79,6 +79,9 @@ class TrainPairOptions:
     work: Path = FOLDER.but(help="Corpus, checkpoints; an interrupted run goes on from here.").needed()
 
 
+WORK = FOLDER.but(help="The target's text and checkpoints; an interrupted run goes on from here.", panel=OUTPUT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
     """What is learnt from: text that the target writes behind prompts; and how long."""
@@ -86,6 +89,8 @@ class LearningOptions:
     prompts: tuple[str, ...] = PROMPT_FILES.usually(())
     limit: int = LIMIT.but(help="Prompts per task.").usually(100_000)
     chat_template: bool | None = CHAT_TEMPLATE.usually(None)
+    out: Path = FOLDER.but(help="What is made.", panel=OUTPUT).usually(Path("made"))
+    work: Path = WORK.usually(Path("work"))
     as_json: bool = JSON.usually(False)
     target: str | None = TARGET.usually(None)
     tokens: int = count(500_000, "Tokens of text that the target writes.", TEXT)
@@ -103,7 +108,6 @@ class LearningOptions:
 LOSS = Option(
     "published (by the head's authors), entropy, acceptance, lk-alpha, lk-lambda, or of block heads d-pace.", TRAINING
 )
-WORK = FOLDER.but(help="The target's text and checkpoints; an interrupted run goes on from here.", panel=OUTPUT)
 EXIT = Option(
     "Of an adapter: behind how many of the target's layers it stands. Default: that of --start, or 2.",
     TRAINING,
@@ -177,3 +181,28 @@ class TrainAdapterOptions(LearningOptions):
     start: Path | None = option(
         None, "Begin with the weights of this adapter. Default: new ones.", TRAINING, metavar="FOLDER"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainExitsOptions(LearningOptions):
+    """One call of `polydraft train exits`."""
+
+    out: Path = FOLDER.but(help="The tuned model's folder.", panel=OUTPUT).usually(Path("exits"))
+    work: Path = WORK.usually(Path("exits-work"))
+    rate: float = option(
+        0.001, "Peak learning rate of weight matrices (Muon); norms have half of it, tables an eighth.", TRAINING
+    )
+    dropout: float = option(
+        0.2, "How often the last layer is left out while it learns; earlier ones are left out less often.", TRAINING
+    )
+    scale: str = option(
+        "sum", "How much later exits count more: sum, linear or sqrt of the layers up to them.", TRAINING
+    )
+    early: float = option(1.0, "By what exits before the last are multiplied.", TRAINING)
+    curriculum: str = option(
+        "rotational",
+        "Which exits learn: rotational (every R-th, moved on with each step), gradual (from the last down, all by "
+        "half of the steps) or none (every R-th).",
+        TRAINING,
+    )
+    every: int | None = count(None, "R of the curriculum. Default: 4 if rotational, else 1.", TRAINING)

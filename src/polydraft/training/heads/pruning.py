@@ -76,7 +76,8 @@ def _anatomy_of(target: PreTrainedModel) -> tuple[Anatomy, dict[str, torch.Size]
 def _is_alike(target: PreTrainedModel, anatomy: Anatomy) -> bool:
     """Tell whether our layer, with the weights of the target's first, makes the same states of a few tokens."""
     ids = torch.arange(TRIED, device=target.device).unsqueeze(0) % target.config.get_text_config().vocab_size
-    states = target(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    seen = torch.ones_like(ids)
+    states = target(input_ids=ids, attention_mask=seen, output_hidden_states=True, use_cache=False).hidden_states
     if len(states) < 3:  # the only layer's output is handed out behind the last norm
         return True
     layer, weights = Layer(anatomy), layers_of(target)[0].state_dict()

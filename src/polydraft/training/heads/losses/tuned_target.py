@@ -282,8 +282,26 @@ def write_tuned(
     model, (settings, tensors) = adapted.merged(), inside(drafter)
     for name, value in settings.items():
         setattr(model.config, name, value)
-    tokenizer = tokenizer_of(adapted.hidden[1])
     weights = {**model.state_dict(), **{name: value.to(model.dtype).contiguous() for name, value in tensors.items()}}
+    save_whole(model, folder, adapted.hidden[1], card, weights)
+
+
+def save_whole(
+    model: PreTrainedModel,
+    folder: Path,
+    original: PreTrainedModel,
+    card: str,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Write a tuned model with its card, and with the tokenizer of the original.
+
+    Args:
+        weights: what to write in the room of the model's own, None for these.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    tokenizer = tokenizer_of(original)
     try:
         with held_back():
             model.save_pretrained(folder, state_dict=weights)
