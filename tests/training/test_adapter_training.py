@@ -92,7 +92,7 @@ def plan(**changes: Any) -> HeadPlan:
 
 
 def test_it_stands_behind_the_layer_that_is_named(tmp_path: Path) -> None:
-    for exit_layer, wanted in ((None, 2), (1, 1)):
+    for exit_layer, wanted in ((None, 1), (1, 1), (2, 2)):
         work, out = tmp_path / f"work {exit_layer}", tmp_path / f"out {exit_layer}"
         make_head(target(), PROMPTS, work, out, plan(size={"exit": exit_layer}))
         found = load_head(out)
@@ -100,7 +100,7 @@ def test_it_stands_behind_the_layer_that_is_named(tmp_path: Path) -> None:
         states = load_file(work / "text" / "held-00000.safetensors")
         with torch.no_grad():
             own = target()(states["ids"].long(), output_hidden_states=True).hidden_states[wanted]
-        torch.testing.assert_close(states["features"].float(), own, atol=0.05, rtol=0.02)
+        torch.testing.assert_close(states["features"][..., :16].float(), own, atol=0.05, rtol=0.02)
     again = make_head(target(), PROMPTS, tmp_path / "work 1", tmp_path / "two", plan(start=tmp_path / "out 1"))
     assert load_head(again.folder).needs.layers == (1,)
 

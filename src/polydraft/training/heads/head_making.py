@@ -28,7 +28,7 @@ from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.tuned_target import Drift
 from polydraft.training.heads.makers import MAKERS
-from polydraft.training.heads.new_heads import EXIT, OFFICIAL, HeadSize, NewHead, usual_reads
+from polydraft.training.heads.new_heads import OFFICIAL, HeadSize, NewHead, usual_reads
 from polydraft.training.heads.shards import Shards, WritingPlan, WrittenShards, check_size, most_written, write_shards
 
 
@@ -256,17 +256,18 @@ def _read_by(plan: HeadPlan, model: HuggingFaceModel, start: Drafter | None) -> 
     Raises:
         InvalidParameter: the target has no such layers, or none behind an adapter's.
     """
-    maker = MAKERS[plan.kind]
+    maker, usual = MAKERS[plan.kind], usual_reads(model.layers)
     own = None if start is None or not maker.reads_layers else start.needs.layers
     if maker.exits:
-        own = (plan.size.exit or (min(EXIT, model.layers - 1) if own is None else own[0]),)
-        if own[0] not in range(1, model.layers):
+        exit_layer = plan.size.exit or (usual if own is None else own)[0]
+        if exit_layer not in range(1, model.layers):
             raise InvalidParameter(
-                f"An adapter stands behind 1 to {model.layers - 1} layers of this target, not {own[0]}."
+                f"An adapter stands behind 1 to {model.layers - 1} layers of this target, not {exit_layer}."
             )
+        return usual if exit_layer == usual[0] else (exit_layer,)  # so that it may share the text of other heads
     for layer in own or ():
         check_layer(layer, model.layers)
-    return own or usual_reads(model.layers)
+    return own or usual
 
 
 def run_name(plan: HeadPlan) -> str:

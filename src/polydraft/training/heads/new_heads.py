@@ -65,7 +65,7 @@ class HeadSize:
         term: of DSpark, one of `TERMS`; None for that of the head it begins with, or the first.
         loss: one of `LOSSES`.
         exit: of an adapter, behind how many layers of the target it stands; None for that of the adapter it begins
-            with, or 2, or 1 of a target of two layers.
+            with, or 2, or 1 of a target of less than five layers.
         frozen_rows: of EAGLE-3: draft from the target's own output rows, which then do not learn, instead of rows that
             begin as their copies. A step is cheaper, a checkpoint is smaller, and little text cannot spoil the rows.
 
