@@ -45,8 +45,8 @@ EVERY = 1_000_000
 EMBEDDED, MODEL, UNTRAINED = "embedded pair", "draft-model", "untrained"
 """What the pair that ships and the arm of its draft model are called, and the last row: a head of the first kind with
 its first weights."""
-ALL = (*MAKERS,)
-"""The kinds that are measured unless some are named."""
+ALL = tuple(kind for kind, maker in MAKERS.items() if not maker.encodes)
+"""The kinds that are measured unless some are named: those for decoders."""
 TREE = "chain:5"
 """What every arm drafts, so that heads are compared alone and at equal depth."""
 MADE = "made.json"

@@ -122,7 +122,7 @@ class HeadWord:
 
     kind: str = Option(
         "medusa, medusa-2, mlp, arctic-lstm, redrafter, hydra, hydra++, pass, space, eagle, hass, eagle-3, p-eagle, "
-        "falcon, mtp, dspark, xpress, lilicorr, mixing, spire, adapter, pard.",
+        "falcon, mtp, dspark, xpress, lilicorr, mixing, spire, adapter, pard, spec-drafter.",
         argument=True,
         metavar="KIND",
     ).needed()

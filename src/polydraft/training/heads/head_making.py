@@ -222,16 +222,17 @@ def make_head(
 
     Raises:
         KeyboardInterrupt: it was interrupted while the head learnt.
-        InvalidParameter: the prompts are too few or too long, the text would be too large, or the head to begin with is
-            of another kind or size.
+        InvalidParameter: the prompts are too few or too long, the text would be too large, the head to begin with is
+            of another kind or size, or the target has an encoder where the kind wants none, or the other way round.
         CheckpointError: the head to begin with is missing or damaged.
         ResultsError: the work folder holds something else.
         UnsupportedModel: the target's ends are no tables.
     """
     model = HuggingFaceModel(target)
+    _check_target(model, plan.kind)
     start = None if plan.start is None else _opened(plan, model)
-    reads = _read_by(plan, model, start)
-    TargetEnds.of(target)  # says before hours of work what cannot be trained
+    reads: tuple[Layer, ...] = () if model.facts.encodes else _read_by(plan, model, start)
+    _ends_of(target, None, plan)  # says before hours of work what cannot be trained
     check_size(model, reads, plan.writing)
     head = None if start is None else _begun(target, start, reads, plan)
     if head is not None:  # of some that can be read it is said before hours of work that they cannot be written
@@ -240,6 +241,8 @@ def make_head(
         if head.training.shortest > plan.writing.length:
             least, length = head.training.shortest, plan.writing.length
             raise InvalidParameter(f"The head to begin with learns from texts of {least} tokens or more, not {length}.")
+    elif plan.rows is None:  # else which tokens it drafts follows from what the target writes
+        head = _new(target, None, reads, plan, None)
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
@@ -294,7 +297,28 @@ def _new(
 ) -> NewHead:
     """Return a head that has learnt nothing, for these of the target's tokens, of the sizes of another."""
     torch.manual_seed(plan.recipe.seed)
-    return MAKERS[plan.kind].make(target, TargetEnds.of(target, tokens), reads, plan.size, start)
+    return MAKERS[plan.kind].make(target, _ends_of(target, tokens, plan), reads, plan.size, start)
+
+
+def _ends_of(target: PreTrainedModel, tokens: Int[Tensor, " v"] | None, plan: HeadPlan) -> TargetEnds:
+    """Return the ends that a head shares with its target; of a drafter for encoder-decoders nothing."""
+    if MAKERS[plan.kind].encodes:
+        return TargetEnds(torch.empty(0, 0), torch.empty(0, 0))
+    return TargetEnds.of(target, tokens)
+
+
+def _check_target(target: HuggingFaceModel, kind: str) -> None:
+    """Raise `InvalidParameter` for a decoder where an encoder-decoder is wanted, or the other way round."""
+    encodes, name = MAKERS[kind].encodes, type(target.model).__name__
+    if encodes and not target.facts.encodes:
+        raise InvalidParameter(
+            f"A {kind} is for encoder-decoders, and {name} has no encoder; take another kind of head."
+        )
+    if target.facts.encodes and not encodes:
+        owners = " or ".join(one for one, maker in MAKERS.items() if maker.encodes)
+        raise InvalidParameter(
+            f"A head of the kind {kind} is for decoders, and {name} has an encoder; the kind for these is {owners}."
+        )
 
 
 def _begun(target: PreTrainedModel, start: Drafter, reads: tuple[Layer, ...], plan: HeadPlan) -> NewHead:
@@ -361,6 +385,7 @@ model only, not for {plan.name}.
     kind = "model" if MAKERS[plan.kind].is_model else "head"
     what = f"A draft {kind} of {made.parameters / 1e6:.2f} M parameters"
     what = what if made.parameters else "No network: what the target makes of its masks drafts"
+    behind = "of given sources" if model.facts.encodes else "behind given prompts"
     form = "" if plan.form == OFFICIAL else f", in the form of {plan.form}"
     return f"""# {plan.kind} head for {plan.name}
 
@@ -377,7 +402,7 @@ If these were independent, a chain would have {made.drafting.efficiency:.2f} tok
 ## Data and recipe
 
 `polydraft train head {plan.kind}`: {made.tokens} tokens in texts of {plan.writing.length}.
-The target wrote them behind given prompts, at temperatures 0, 0.7 and 1.
+The target wrote them {behind}, at temperatures 0, 0.7 and 1.
 {began}{recipe.steps} steps of {recipe.texts} texts; Muon at {recipe.matrix_rate:g}, and AdamW at {recipe.other_rate:g}
 for tables, norms and biases, cosine schedule; loss: {plan.size.loss}; seed {recipe.seed}.
 """

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.losses.row_losses import HeadTraining
+from polydraft.training.heads.losses.row_losses import Learner
 from polydraft.training.muon import Muon
 
 
@@ -120,7 +120,7 @@ class _HeadTrainer(Trainer):
 
 
 def train_head(
-    training: HeadTraining,
+    training: Learner,
     texts: Dataset[dict[str, Tensor]],
     held_out: Dataset[dict[str, Tensor]],
     folder: Path,

@@ -15,6 +15,8 @@ from polydraft.drafters import (
     HeadDrafter,
     ParallelDrafter,
     RiderDrafter,
+    SpecDrafter,
+    drafter_of,
     own_riders,
     write_adapter,
     write_block,
@@ -62,11 +64,18 @@ from polydraft.training.heads.losses.eagles import (
     own_rows,
 )
 from polydraft.training.heads.losses.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
-from polydraft.training.heads.losses.masked_training import PardTraining, begun_with, new_draft_model, write_pard
+from polydraft.training.heads.losses.masked_training import (
+    PardTraining,
+    begun_with,
+    copied,
+    new_draft_model,
+    write_draft_model,
+)
 from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
 from polydraft.training.heads.losses.rider_training import PassTraining, SpaceTraining, check_branches
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.slot_training import FalconTraining, ParallelTraining
+from polydraft.training.heads.losses.source_training import GlancingTraining, filling, new_filling_model
 from polydraft.training.heads.losses.tuned_target import (
     AdaptedTarget,
     Drift,
@@ -421,7 +430,22 @@ def _pard(
         model = begun_with(start, len(ends.embedding), size.layers)
     drafter = ParallelDrafter(HuggingFaceModel(model, fused=False), model.config.pard_token)
     training = PardTraining(model, ends, drafter.mask_id, size.drafts or DEPTH, MEDUSA_LOSSES[size.loss])
-    return NewHead(training, drafter, write_pard)
+    return NewHead(training, drafter, write_draft_model)
+
+
+def _spec(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    begun = None if start is None else drafter_of(start)
+    block, mask = size.drafts or getattr(begun, "block", DRAFTS), getattr(begun, "mask_id", free_token(target))
+    if start is None:
+        model = new_filling_model(target, size.layers, mask, block)
+    else:
+        had = HuggingFaceModel(start, fused=False).layers
+        model = filling(copied(start, had, size.layers), mask, block)
+    drafter = SpecDrafter(HuggingFaceModel(model, fused=False), mask, block)
+    training = GlancingTraining(model, target, mask, block, MEDUSA_LOSSES[size.loss])
+    return NewHead(training, drafter, write_draft_model)
 
 
 def _pass(
@@ -470,6 +494,7 @@ _walk = partial(
     most_drafts=MOST_DEPTHS,
     most_layers=MOST_BLOCKS,
 )
+_spec_maker = HeadMaker(_spec, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True, path=False, encodes=True)
 _of_layers = partial(HeadMaker, reads_layers=True)
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
@@ -492,7 +517,10 @@ MAKERS: Mapping[str, HeadMaker] = {
     "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
     "mixing": _of_layers(_mixing, ()),
     "spire": HeadMaker(_spire, (), fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,)),
-    "adapter": _walk(_adapter, most_drafts=None, most_layers=1, reads_layers=True, exits=True),
+    "adapter": _walk(
+        _adapter, other_forms=(), fewer=(), most_drafts=None, most_layers=1, reads_layers=True, exits=True
+    ),
     "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), most_drafts=MOST_SLOTS, is_model=True, path=False),
+    "spec-drafter": _spec_maker,
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""

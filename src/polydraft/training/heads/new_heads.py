@@ -19,7 +19,7 @@ from polydraft.training.heads.losses.eagles import (
 )
 from polydraft.training.heads.losses.last_state_training import RowLoss
 from polydraft.training.heads.losses.row_losses import (
-    HeadTraining,
+    Learner,
     TargetEnds,
     accepted_loss,
     lk_alpha,
@@ -106,7 +106,7 @@ class NewHead:
         drift: measures on held-out texts what became of the target; None where it stays.
     """
 
-    training: HeadTraining
+    training: Learner
     drafter: Drafter
     writer: Callable[..., None]
     drift: Callable[[Dataset[dict[str, Tensor]]], Drift] | None = None
@@ -139,6 +139,7 @@ class HeadMaker:
         tunes: whether the target learns with it, and its folder is a whole model.
         starts: whether it may begin with the weights of another one.
         exits: whether it stands behind some of the target's layers, whose output is all that it reads.
+        encodes: whether its target is an encoder-decoder; else it is a decoder alone.
     """
 
     make: Callable[[PreTrainedModel, TargetEnds, tuple[Layer, ...], HeadSize, nn.Module | None], NewHead]
@@ -156,6 +157,7 @@ class HeadMaker:
     tunes: bool = False
     starts: bool = True
     exits: bool = False
+    encodes: bool = False
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ arXiv 2310.08461, section 4). A shard is a safetensors file of equally long rows
     final[n t d]      the hidden states behind the last norm, which give the target's law; bfloat16
     lse[n t]          log of the sum of exp of the target's logits at temperature 1, where the next token is valid
 
+Shards of encoder-decoders hold other tensors (`source_answers.py`).
+
 Rows are read one by one, so that a folder may be larger than memory. Every shard has random numbers of its own, and is
 there as a whole or not at all; so a run that was interrupted goes on with the shard that it did not finish, and writes
 what one run would have written.
@@ -32,12 +34,13 @@ from tqdm import tqdm
 
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel, Layer
-from polydraft.probs import Noise, sample
+from polydraft.probs import Noise
+from polydraft.training.heads.source_answers import answered, next_tokens
 
 TEMPERATURES = (1.0, 0.0, 0.7, 1.0)
 """Temperatures of the texts, in turn: heads are asked at all of them, and at 1 most texts differ."""
 BYTES_OF_NUMBERS = 9
-"""Bytes per token beside hidden states: id, whether it may be asked for, and the logits' sum."""
+"""Bytes per token beside hidden states: id, whether it may be asked for, and the logits' sum, or a part of a source."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ def write_shards(
 
 def check_size(target: HuggingFaceModel, reads: tuple[Layer, ...], writing: WritingPlan) -> None:
     """Raise `InvalidParameter` if the shards would take more than `writing.most_bytes`."""
-    each = 2 * (len(reads) + 1) * target.width + BYTES_OF_NUMBERS
+    states = 0 if target.facts.encodes else 2 * (len(reads) + 1) * target.width
+    each = states + BYTES_OF_NUMBERS
     size = (writing.shards + 1) * writing.rows * writing.length * each
     if size > writing.most_bytes:
         raise InvalidParameter(
@@ -167,7 +171,11 @@ def _write(
     given = [prompts[text % len(prompts)] for text in texts]
     heats = torch.tensor([_heat(text, len(prompts)) for text in texts], device=target.device)
     (random,) = Noise.from_seed(writing.seed + 1 + number, 1).generators
-    found = continued(target, given, heats, writing.length, reads, random)
+    if target.facts.encodes:
+        sizes, ends = (writing.length, writing.longest_prompt), () if writing.past_end else end_ids
+        found = answered(target, given, heats, sizes, ends, random)
+    else:
+        found = continued(target, given, heats, writing.length, reads, random)
     if not writing.past_end:
         found["valid"] *= _before_end(found["ids"], found["valid"], end_ids)
     beside = path.with_suffix(".part")
@@ -220,10 +228,7 @@ def continued(
         logits = passed.logits[:, -1].float()
         total[:, end - 1] = logits.logsumexp(-1)
         if end < length:
-            uniforms = torch.rand(rows, generator=random, dtype=torch.float64).to(device)
-            drawn = sample((logits / heats.clamp_min(0.01).unsqueeze(-1)).softmax(-1), uniforms)
-            new = drawn.where(heats > 0, logits.argmax(-1))
-            ids[:, end] = ids[:, end].where(lengths > end, new)
+            ids[:, end] = ids[:, end].where(lengths > end, next_tokens(logits, heats, random))
         done = end
     valid = (torch.arange(length, device=device) >= lengths.unsqueeze(-1)).to(torch.uint8)
     return {"ids": ids.int(), "valid": valid, "features": features, "final": final, "lse": total}
@@ -263,9 +268,6 @@ def _check_settings(
         raise ResultsError(f"{path.parent} holds text with another {', '.join(other)}; begin in an empty folder.")
 
 
-PARTS = ("ids", "valid", "features", "final", "lse")
-
-
 class Shards(Dataset[dict[str, Tensor]]):
     """The rows of a folder's shards, as `{"ids": Int["t"], "valid": ..., ...}`.
 
@@ -302,7 +304,9 @@ class Shards(Dataset[dict[str, Tensor]]):
         while index >= self.rows[place]:
             index, place = index - self.rows[place], place + 1
         file = self._file(place)
-        row = {name: file.get_slice(name)[index : index + 1][0] for name in PARTS}
+        row = {name: file.get_slice(name)[index : index + 1][0] for name in file.keys()}
+        if "source" in row:
+            return {**row, "ids": row["ids"].long(), "source": row["source"].long()}
         features = row["features"].unflatten(-1, (len(self.layers), -1))[:, self.wanted]
         return {
             **row,

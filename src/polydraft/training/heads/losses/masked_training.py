@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from polydraft.drafters import ParallelDrafter, drafter_of
+from polydraft.drafters import ParallelDrafter, SpecDrafter, drafter_of
 from polydraft.drafters.draft_kinds import MASK_KEYS
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
@@ -85,7 +85,8 @@ class PardTraining(HeadTraining):
     ) -> None:
         super().__init__(target)
         self.network, self.mask_id, self.depths, self.row_loss = network, mask_id, depths, row_loss
-        self.register_state_dict_post_hook(_without_copies)
+        self.register_state_dict_post_hook(without_copies)
+        self.register_load_state_dict_pre_hook(with_copies)
 
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the losses of all depths, at drawn places of the texts, which are the same in all of them."""
@@ -122,13 +123,25 @@ class PardTraining(HeadTraining):
         ).logits
 
 
-def _without_copies(module: nn.Module, weights: dict[str, Tensor], prefix: str, metadata: object) -> None:
+def without_copies(module: nn.Module, weights: dict[str, Tensor], prefix: str, metadata: object) -> None:
     """Leave tied weights in once, since a checkpoint's file may not hold them twice."""
     known = set[int]()
     for name, weight in [*weights.items()]:
         if weight.data_ptr() in known:
             del weights[name]
         known.add(weight.data_ptr())
+
+
+def with_copies(module: nn.Module, weights: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Give tied weights of a checkpoint that has them once to all that share them."""
+    there = dict[int, Tensor]()
+    shared = [*module.named_parameters(prefix.rstrip("."), remove_duplicate=False)]
+    for name, weight in shared:
+        if name in weights:
+            there[id(weight)] = weights[name]
+    for name, weight in shared:
+        if name not in weights and id(weight) in there:
+            weights[name] = there[id(weight)]
 
 
 def new_draft_model(target: PreTrainedModel, ends: TargetEnds, anatomy: Anatomy, layers: int) -> PreTrainedModel:
@@ -158,6 +171,24 @@ def new_draft_model(target: PreTrainedModel, ends: TargetEnds, anatomy: Anatomy,
     return _for_masks(made, vocab)
 
 
+def copied(given: nn.Module, had: int, layers: int | None) -> PreTrainedModel:
+    """Return a copy of a draft model in single precision.
+
+    Args:
+        had: how many layers it has.
+        layers: how many are asked for.
+
+    Raises:
+        InvalidParameter: another number of layers is asked for.
+    """
+    assert isinstance(given, PreTrainedModel)
+    if layers not in (None, had):
+        raise InvalidParameter(f"The draft model to begin with has {had} layers, not {layers}; leave layers out.")
+    made = type(given)(copy.deepcopy(given.config)).float()
+    made.load_state_dict(given.state_dict())
+    return made
+
+
 def begun_with(given: nn.Module, vocab: int, layers: int | None) -> PreTrainedModel:
     """Return a copy of a draft model in single precision, with a mask: its own, or the first token that nobody has.
 
@@ -166,11 +197,7 @@ def begun_with(given: nn.Module, vocab: int, layers: int | None) -> PreTrainedMo
         UnsupportedModel: it cannot branch.
     """
     assert isinstance(given, PreTrainedModel)
-    own = given.config.get_text_config().num_hidden_layers
-    if layers not in (None, own):
-        raise InvalidParameter(f"The draft model to begin with has {own} layers, not {layers}; leave layers out.")
-    made = type(given)(copy.deepcopy(given.config)).float()
-    made.load_state_dict(given.state_dict())
+    made = copied(given, given.config.get_text_config().num_hidden_layers, layers)
     mask = getattr(drafter_of(given), "mask_id", None)
     if mask is None:
         mask, table = vocab, cast(nn.Embedding, made.get_input_embeddings())
@@ -186,7 +213,9 @@ def _for_masks(model: PreTrainedModel, mask_id: int) -> PreTrainedModel:
     return model
 
 
-def write_pard(drafter: ParallelDrafter, folder: Path, target: HuggingFaceModel, *, card: str = "") -> None:
+def write_draft_model(
+    drafter: ParallelDrafter | SpecDrafter, folder: Path, target: HuggingFaceModel, *, card: str = ""
+) -> None:
     """Write a draft model as Hugging Face does, in bfloat16, with the target's tokenizer where that is known.
 
     Raises:

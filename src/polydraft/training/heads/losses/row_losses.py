@@ -196,17 +196,32 @@ class HeadBatch:
     lse: Float[Tensor, "b t"]
 
 
-class HeadTraining(nn.Module, ABC):
-    """A head with its losses: a batch of texts in, the loss and what it drafts like out; derive from it.
+class Learner(nn.Module):
+    """What the training loop trains: a batch of texts in, the loss and what drafts are like out; derive from it.
 
-    Args:
-        target: the target's embedding and output rows, frozen; of the head's tokens, if it has fewer.
+    `forward` takes what is in the shards, by name. It returns the `loss`, and per draft the mean `overlap` with the
+    target and the `count` of how often each was asked for.
 
     Attributes:
         shortest: how many tokens its texts have at least.
     """
 
     shortest: int = 2
+
+    def begin(self, steps: int) -> None:
+        """Know how many steps the run has that begins or goes on; this loss does not depend on that."""
+
+    def slow(self) -> Sequence[nn.Parameter]:
+        """Return the parameters that learn at a quarter of the rate; here there are none."""
+        return ()
+
+
+class HeadTraining(Learner, ABC):
+    """A head with its losses; derive from it.
+
+    Args:
+        target: the target's embedding and output rows, frozen; of the head's tokens, if it has fewer.
+    """
 
     def __init__(self, target: TargetEnds) -> None:
         super().__init__()
@@ -222,13 +237,6 @@ class HeadTraining(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
         return self.learn(HeadBatch(ids, valid, features, final, lse))
-
-    def begin(self, steps: int) -> None:
-        """Know how many steps the run has that begins or goes on; this loss does not depend on that."""
-
-    def slow(self) -> Sequence[nn.Parameter]:
-        """Return the parameters that learn at a quarter of the rate; here there are none."""
-        return ()
 
     @abstractmethod
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
