@@ -187,6 +187,11 @@ def test_masks_are_tokens_that_nothing_else_is() -> None:
     assert isinstance(again, RiderDrafter) and again.masks == (7, 7), "a tuned target goes on with its own"
     more = MAKERS["space"].make(model, TargetEnds.of(model), (), HeadSize(drafts=3), None).drafter
     assert isinstance(more, RiderDrafter) and more.masks == (7, 7, 7)
+    model.config.mask_diff, model.config.mask_num = True, 3
+    fewer = MAKERS["space"].make(model, TargetEnds.of(model), (), HeadSize(drafts=2), None).drafter
+    assert isinstance(fewer, RiderDrafter) and fewer.masks == (7, 8)
+    with pytest.raises(InvalidParameter, match=r"names one mask, or masks in a row, but these are \(7, 8, 9, 9\)"):
+        MAKERS["space"].make(model, TargetEnds.of(model), (), HeadSize(drafts=4), None)
 
 
 def test_targets_and_plans_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -152,16 +152,16 @@ def _space(
     check_branches(model)
     given = own_riders(model, shown(type(target).__name__))  # a target that was tuned goes on with its masks
     masks = (free_token(target),) * USUAL_MASKS if given is None else given.masks
-    if size.drafts is not None and size.drafts != len(masks):
-        masks = masks[:1] * size.drafts
-    drafter = RiderDrafter(masks)
+    more = max((size.drafts or 0) - len(masks), 0)
+    drafter = RiderDrafter((*masks[: size.drafts], *masks[-1:] * more))
+    masks_of(drafter)  # says now which masks no folder can name
     if 2 * drafter.needs.riders > model.context:
         raise InvalidParameter(
-            f"{len(masks)} masks need {drafter.needs.riders} tokens beside each text, and the context has "
+            f"{drafter.count} masks need {drafter.needs.riders} tokens beside each text, and the context has "
             f"{model.context}; ask for fewer drafts."
         )
-    adapted = AdaptedTarget(target, masks)
-    training = SpaceTraining(adapted, masks, ends, MEDUSA_LOSSES[size.loss])
+    adapted = AdaptedTarget(target, drafter.masks)
+    training = SpaceTraining(adapted, drafter.masks, ends, MEDUSA_LOSSES[size.loss])
     return NewHead(training, drafter, *_tuned(target, adapted, masks_of))
 
 
