@@ -29,6 +29,7 @@ from polydraft.drafters.heads.paths import (
 )
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
+from polydraft.drafters.heads.walks.joined import JoinedWalk
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.xpress import XPress
@@ -159,7 +160,17 @@ def every_head() -> dict[str, Drafter]:
     }
 
 
-WALKS = ("mlp", "lstm", "lstm, own tables", "redrafter", "redrafter, summed", "hydra", "hydra, rows", "hydra++")
+WALKS = (
+    "joined",
+    "mlp",
+    "lstm",
+    "lstm, own tables",
+    "redrafter",
+    "redrafter, summed",
+    "hydra",
+    "hydra, rows",
+    "hydra++",
+)
 
 
 def walk(
@@ -176,6 +187,7 @@ def walk(
         "redrafter": lambda: RecurrentHead(width, 2, rows, depths=3),
         "redrafter, summed": lambda: RecurrentHead(width, 1, rows, 20, recurrent=False, depths=3),
         "hydra": lambda: Hydra(width, 3, 1, None),
+        "joined": lambda: JoinedWalk(width, 3, (1, 0, "final")),
         "hydra, rows": lambda: Hydra(width, 3, 3, rows),
         "hydra++": lambda: Hydra(width, 3, 4, rows, prefix),
     }[kind]()
@@ -231,6 +243,7 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "Medusa": lambda vocab: medusa_drafter(4),
     "Hydra++": lambda vocab: walk("hydra++", 4, vocab),
     "LSTM": lambda vocab: walk("lstm", 4, vocab),
+    "joined walk": lambda vocab: walk("joined", 4, vocab),
     "ReDrafter": lambda vocab: walk("redrafter", 4, vocab),
     "MTP": lambda vocab: mtp_drafter(4),
     "MTP, two modules": lambda vocab: mtp_drafter(4, modules=2),

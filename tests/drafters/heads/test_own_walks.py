@@ -93,6 +93,13 @@ DAMAGED: dict[str, tuple[str, dict[str, Tensor | None], dict[str, Any], str]] = 
     "other rows": ("mlp", {}, {"rows": 7}, "d2t names 6 tokens, and it has 7 output rows"),
     "rows of its own": ("hydra", {}, {"own_rows": True}, "walk.heads.0.lm_head.weight|heads.0.lm_head.weight is miss"),
     "rows of the target's": ("redrafter", {}, {"own_rows": False}, "own_rows is False; a walk of this kind has rows"),
+    "rows of a joined one": ("joined", {}, {"own_rows": True}, "own_rows is True; a walk of this kind has no rows"),
+    "layers too few": (
+        "joined",
+        {},
+        {"reads": [1, 0]},
+        r"fc.weight has shape \[16, 48\], and its config.json asks for",
+    ),
     "another width": ("mlp", {}, {"width": 8}, r"stages.0.proj.weight has shape \[12, 16\], and its config.json asks"),
     "no state": ("mlp", {}, {"reads": []}, r"reads is \[\]; it must be a list"),
     "no such state": ("mlp", {}, {"reads": ["last"]}, r"reads is \['last'\]; it must be a list"),

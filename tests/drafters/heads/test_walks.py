@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 import polydraft
-from polydraft.drafters import load_head, write_hydra, write_mlp, write_redrafter
+from polydraft.drafters import load_head, write_hydra, write_mlp, write_redrafter, write_walk
+from polydraft.drafters.heads.drafter import joined_states
 from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.errors import CheckpointError
 from polydraft.models import HuggingFaceModel
 from polydraft.reading import Reader, Text
 from polydraft.training.heads.losses.last_state_training import WalkTraining
 from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.new_heads import MEDUSA_LOSSES
 from polydraft.trees import BestFirst, Chain, Frontier, TreePolicy, Widths
 
 VOCAB, WIDTH, ROWS = 24, 16, [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
@@ -67,7 +69,17 @@ def by_hand(kind: str, network: Any, states: Tensor, path: list[int], embed: Ten
     """
     own = dict(network.named_parameters())
     last = len(path) - 1
-    h = states[-1] if len(states) else torch.zeros(WIDTH, dtype=torch.float64)
+    h = states[-1] if len(states) else torch.zeros(len(network.reads) * WIDTH, dtype=torch.float64)
+    if kind == "joined":
+        h = own["fc.weight"] @ torch.cat([rms(one) for one in h.split(WIDTH)])
+        s, cell = h, torch.zeros(WIDTH, dtype=torch.float64)
+        norm = lambda name, x: rms(x) * own[f"step.{name}.norm.weight"] + own[f"step.{name}.shift"]  # noqa: E731
+        for token in path:
+            a = own["token_proj.weight"] @ embed[token]
+            f, i, o, g = (own[f"step.proj.{one}.weight"] @ s + a for one in ("forget", "input", "output", "cell"))
+            cell = f.sigmoid() * cell + i.sigmoid() * gelu(norm("cell_ln", g))
+            s = o.sigmoid() * gelu(norm("state_ln", cell))
+        return output @ (rms(s + own["hidden_proj.weight"] @ h) * own["norm.weight"])
     if kind.startswith(("mlp", "lstm")):
         kept = 0.5 ** (0.5 / 3)
         c = sqrt((1 - kept**2) * 12 / 2) / kept
@@ -129,7 +141,7 @@ def test_the_rows_of_a_path_are_those_of_the_formulas(kind: str, tokens: Tensor 
             logits = grown.logits(frontier)
             for row, known in enumerate(ROWS):
                 there = [int((features.places[row] == place).nonzero()[-1]) for place in range(len(known) - 1)]
-                states = features.states["final"][row, there].double()
+                states = joined_states(features, drafter.needs.layers)[row, there].double()
                 whole = [known[-1], *path[:depth]]
                 wanted = by_hand(kind, drafter.network, states, whole, embed, output)
                 torch.testing.assert_close(logits[row, 0].double(), wanted, rtol=1e-5, atol=1e-6)
@@ -173,8 +185,10 @@ def test_what_is_learnt_is_what_is_drafted(kind: str) -> None:
     with torch.no_grad():
         out = model(ids, output_hidden_states=True)
     final, lse = out.hidden_states[-1].float(), out.logits.logsumexp(-1).float()
+    reads = [-1 if layer == "final" else layer for layer in drafter.needs.layers]
+    read = torch.cat([out.hidden_states[layer].float() for layer in reads], -1)
     training = WalkTraining(drafter.network.float(), TargetEnds.of(model), None)
-    found = training(ids, torch.ones_like(ids), final, final, lse)
+    found = training(ids, torch.ones_like(ids), read, final, lse)
     assert found["count"].tolist() == [6, 5, 4]
     drafter.network.double()
     embed, output = (one.weight.detach().double() for one in (model.get_input_embeddings(), model.lm_head))
@@ -182,14 +196,58 @@ def test_what_is_learnt_is_what_is_drafted(kind: str) -> None:
         both = list[Tensor]()
         for place in range(8 - depth - 2):
             path = ids[0, place + 1 : place + 2 + depth].tolist()
-            mine = by_hand(kind, drafter.network, final[0, : place + 1].double(), path, embed, output).softmax(-1)
+            mine = by_hand(kind, drafter.network, read[0, : place + 1].double(), path, embed, output).softmax(-1)
             both.append(torch.minimum(mine, out.logits[0, place + 1 + depth].double().softmax(-1)).sum())
         assert float(found["overlap"][depth]) == pytest.approx(float(torch.stack(both).mean()), abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["joined", "hydra++", "lstm"])
+def test_texts_of_a_running_batch_are_the_targets(kind: str) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.0, "batch_size": 2}
+    target = tiny_model(vocab=VOCAB)
+    found = polydraft.generate_many(target, ROWS, drafter=walk(kind), policy=Chain(3), **given)
+    plain = polydraft.generate_many(target, ROWS, drafter="none", **given)
+    assert {one.name: one.tokens for one in found} == {one.name: one.tokens for one in plain}
+
+
+@pytest.mark.parametrize("loss", MEDUSA_LOSSES)
+def test_steps_lower_the_loss_of_a_joined_walk_and_gradients_reach_everything(loss: str) -> None:
+    model: Any = tiny_model(vocab=VOCAB)
+    network = walk("joined", spread=0.0, tokens=FEW).network.float().requires_grad_(True)
+    ids = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True)
+    final, read = out.hidden_states[-1].float(), torch.cat([out.hidden_states[one].float() for one in (1, 0, -1)], -1)
+    training = WalkTraining(network, TargetEnds.of(model, FEW), MEDUSA_LOSSES[loss])
+    given = ids, torch.ones_like(ids), read, final, out.logits.logsumexp(-1).float()
+    optimizer, losses = torch.optim.Adam(network.parameters(), 0.01), list[float]()
+    for _ in range(8):
+        found = training(*given)["loss"]
+        optimizer.zero_grad()
+        found.backward()
+        assert all(one.grad is not None and bool(one.grad.any()) for one in network.parameters())
+        optimizer.step()
+        losses.append(float(found.detach()))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("kind", ["joined", "hydra++"])
+def test_a_text_whose_head_fails_goes_on_without_drafts(kind: str) -> None:
+    target, drafter = tiny_model(vocab=VOCAB), walk(kind)
+    broken = drafter.network.norm.weight
+    broken.fill_(torch.nan)
+    given: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0.0}
+    with pytest.warns(RuntimeWarning, match="drafter failed .*; the rest is decoded without drafts"):
+        found: Any = polydraft.generate(target, ROWS[0], drafter=drafter, policy=Chain(3), **given)
+    plain: Any = polydraft.generate(target, ROWS[0], drafter="none", **given)
+    assert torch.equal(found.sequences, plain.sequences)
+
+
 def written(kind: str, folder: Path) -> Any:
     drafter, target = walk(kind), HuggingFaceModel(tiny_model(vocab=VOCAB))
-    {"m": write_mlp, "l": write_mlp, "r": write_redrafter, "h": write_hydra}[kind[0]](drafter, folder, target)
+    {"j": write_walk, "m": write_mlp, "l": write_mlp, "r": write_redrafter, "h": write_hydra}[kind[0]](
+        drafter, folder, target
+    )
     return drafter
 
 

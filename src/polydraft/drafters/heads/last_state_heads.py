@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters.contract import Defaults
-from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, MadeFor
+from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds, HeadNetwork, MadeFor, joined_states
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel
 from polydraft.probs import SamplingParams
@@ -67,17 +67,17 @@ class LastStates:
 
 
 class LastStateHead(HeadNetwork):
-    """A head that reads the target's last hidden state of one token, that before the root."""
+    """A head that reads the target's last hidden state of one token, that before the root, or several joined."""
 
     reads = ("final",)
 
     def memory(self, rows: int, capacity: int, like: Tensor) -> LastStates:
         """Return states of which nothing is known, in the target's precision."""
-        return LastStates.none(rows, self.target_width, like)
+        return LastStates.none(rows, len(self.reads) * self.target_width, like)
 
     def remember(self, memory: LastStates, features: Features, counts: Sequence[int]) -> LastStates:
         """Take the state of each row's last token among these, where it is not behind the one that is known."""
-        return memory.after(features.states[self.reads[0]], features.places)
+        return memory.after(joined_states(features, self.reads), features.places)
 
 
 Output = Callable[[Float[Tensor, "*b d"]], Float[Tensor, "*b v"]]

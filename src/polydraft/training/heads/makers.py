@@ -28,6 +28,7 @@ from polydraft.drafters import (
     write_mtp,
     write_pass,
     write_redrafter,
+    write_walk,
 )
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
@@ -44,6 +45,7 @@ from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.drafters.heads.paths import Markov, Mixing, PathTerm
 from polydraft.drafters.heads.sublayers import Rotation
 from polydraft.drafters.heads.walks.hydra import Hydra
+from polydraft.drafters.heads.walks.joined import JoinedWalk
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.walks.walked_head import WalkedHead
@@ -417,6 +419,14 @@ def _hydra(
     return _walked(network, ends, SOFT_LOSSES[size.loss], write_hydra)
 
 
+def _joined(
+    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+) -> NewHead:
+    depths = size.drafts or (start.depths if isinstance(start, JoinedWalk) else DRAFTS)
+    loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
+    return _walked(JoinedWalk(ends.embedding.shape[1], depths, reads), ends, loss, write_walk)
+
+
 def _walked(network: WalkedHead, ends: TargetEnds, loss: RowLoss | None, writer: Callable[..., None]) -> NewHead:
     return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds(tokens=ends.tokens)), writer)
 
@@ -504,6 +514,7 @@ MAKERS: Mapping[str, HeadMaker] = {
     "redrafter": _walk(_redrafter),
     "hydra": _walk(partial(_hydra, False)),
     "hydra++": _walk(partial(_hydra, True)),
+    "joined-walk": _walk(_joined, other_forms=(), fewer=(OFFICIAL,), most_layers=0, reads_layers=True),
     "pass": _walk(_pass, other_forms=(), fewer=(), most_layers=0, path=False),
     "space": _walk(_space, other_forms=(), fewer=(), most_layers=0, path=False, tunes=True, starts=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),

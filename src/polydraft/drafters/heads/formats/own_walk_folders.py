@@ -27,6 +27,7 @@ from polydraft.drafters.heads.formats.folder_fields import (
     write_head,
 )
 from polydraft.drafters.heads.walks.hydra import Hydra
+from polydraft.drafters.heads.walks.joined import JoinedWalk
 from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
 from polydraft.drafters.heads.walks.walked_head import WalkedHead
@@ -46,20 +47,23 @@ class WalkKind:
         network: its class.
         counts: which of the class's arguments are numbers.
         flags: which of them are true or false.
-        shares: whether it may draft from the target's rows.
+        owns: whether it has rows of its own, or the target's; or either.
+        joins: whether it reads several states of the target.
     """
 
     network: type[WalkedHead]
     counts: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    shares: bool = False
+    owns: tuple[bool, ...] = (True,)
+    joins: bool = False
 
 
 WALKS: Mapping[str, WalkKind] = {
     "mlp": WalkKind(MlpSpeculator, ("width", "inner", "vocab_size", "depths"), ("scaled",)),
     "lstm": WalkKind(LstmSpeculator, ("width", "inner", "vocab_size", "depths"), ("scaled", "shared")),
     "recurrent": WalkKind(RecurrentHead, ("width", "layers", "inner", "depths"), ("recurrent",)),
-    "hydra": WalkKind(Hydra, ("width", "depths", "layers"), shares=True),
+    "hydra": WalkKind(Hydra, ("width", "depths", "layers"), owns=(True, False)),
+    "joined": WalkKind(JoinedWalk, ("width", "depths"), owns=(False,), joins=True),
 }
 """All walks, by their words in folders."""
 
@@ -93,13 +97,14 @@ def read_walk(folder: PlainFolder, target_layers: int | None = None) -> HeadDraf
         name: fields.count(name, least=LEAST.get(name, 1), most=LARGEST.get(name, MOST), each=1) for name in kind.counts
     }
     given |= {name: fields.flag(name) for name in kind.flags}
-    given["rows"] = rows if fields.flag("own_rows") else None
-    if given["rows"] is None and not kind.shares:
-        raise fields.wrong("own_rows", fields.get("own_rows"), "a walk of this kind has rows of its own")
+    own, reads = fields.flag("own_rows"), _reads(fields, joins=kind.joins)
+    if own not in kind.owns:
+        raise fields.wrong("own_rows", own, f"a walk of this kind has {'no ' if own else ''}rows of its own")
+    given |= {"rows": rows if own else None} if True in kind.owns else {}
+    given |= {"reads": reads} if kind.joins else {}
     prefix = fields.table("prefix")
     if prefix:
         given["prefix"] = Fields(fields.name, prefix, held=fields.held).anatomy()
-    reads = _reads(fields)
     with torch.device("meta"):  # sizes that the tensors do not have take no memory
         for name, value in kind.network(**given).named_parameters():
             tensors.shaped(name, value)
@@ -109,12 +114,12 @@ def read_walk(folder: PlainFolder, target_layers: int | None = None) -> HeadDraf
     return tensors.drafter(network, HeadEnds(tokens=tokens), fields.made_for())
 
 
-def _reads(fields: Fields) -> tuple[Layer, ...]:
+def _reads(fields: Fields, *, joins: bool) -> tuple[Layer, ...]:
     found = fields.get("reads")
     known = isinstance(found, list) and all(one == "final" or (is_whole(one) and one >= 0) for one in found)
     if not known or not found:
         raise fields.wrong("reads", found, 'it must be a list of layers, or of "final"')
-    if len(found) > 1:
+    if len(found) > 1 and not joins:
         raise fields.wrong("reads", found, "a walk of this kind reads one")
     return tuple(found)
 

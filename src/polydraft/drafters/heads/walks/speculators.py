@@ -15,6 +15,7 @@ Sources: foundation-model-stack/fms-extras, `models/speculator.py`; snowflakedb/
 """
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -56,7 +57,28 @@ class SpeculatorStage(nn.Module):
         return nn.functional.gelu(self.ln(self.proj(states) + scale * self.emb(tokens)))
 
 
-class GatedStage(nn.Module):
+class GatedStep(nn.Module):
+    """How an LSTM speculator's s and cell become the next ones; `width` is that of the s that comes in."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.proj = nn.ModuleDict({gate: nn.Linear(width, inner, bias=False) for gate in GATES})
+        self.cell_ln, self.state_ln = ShiftedNorm(inner), ShiftedNorm(inner)
+
+    def forward(self, state: States, cell: States, read: Mapping[str, States]) -> tuple[States, States]:
+        """Return the next s and cell.
+
+        Args:
+            cell: of no width where there is none yet.
+            read: what each gate makes of the token.
+        """
+        gates = {name: proj(state) + read[name] for name, proj in self.proj.items()}
+        written = torch.sigmoid(gates["input"]) * nn.functional.gelu(self.cell_ln(gates["cell"]))
+        cell = torch.sigmoid(gates["forget"]) * cell + written if cell.shape[-1] else written
+        return torch.sigmoid(gates["output"]) * nn.functional.gelu(self.state_ln(cell)), cell
+
+
+class GatedStage(GatedStep):
     """One depth of an LSTM speculator: its state is s and the cell, joined.
 
     Args:
@@ -65,21 +87,18 @@ class GatedStage(nn.Module):
     """
 
     def __init__(self, width: int, inner: int, vocab: int, rows: int, *, shared: bool) -> None:
-        super().__init__()
+        super().__init__(width, inner)
         names = GATES[:1] if shared else GATES
         self.emb = nn.ModuleDict({gate: nn.Embedding(vocab, inner) for gate in names})
-        self.proj = nn.ModuleDict({gate: nn.Linear(width, inner, bias=False) for gate in GATES})
-        self.cell_ln, self.state_ln = ShiftedNorm(inner), ShiftedNorm(inner)
         self.lm_head = nn.Linear(inner, rows, bias=False)
 
-    def forward(self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float) -> States:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  tokens in the room of what gates make of them
+        self, states: Float[Tensor, "*b w"], tokens: Int[Tensor, "*b"], scale: float
+    ) -> States:
         """Return the states behind these tokens; `scale` is c."""
         width = cast(nn.Linear, self.proj["cell"]).in_features
-        state, cell = states[..., :width], states[..., width:]
-        gates = {name: proj(state) + scale * self._table(name)(tokens) for name, proj in self.proj.items()}
-        written = torch.sigmoid(gates["input"]) * nn.functional.gelu(self.cell_ln(gates["cell"]))
-        cell = torch.sigmoid(gates["forget"]) * cell + written if cell.shape[-1] else written
-        return torch.cat([torch.sigmoid(gates["output"]) * nn.functional.gelu(self.state_ln(cell)), cell], dim=-1)
+        read = {gate: scale * self._table(gate)(tokens) for gate in self.proj}
+        return torch.cat(super().forward(states[..., :width], states[..., width:], read), dim=-1)
 
     def _table(self, gate: str) -> nn.Module:
         return self.emb[gate if gate in self.emb else GATES[0]]

@@ -71,7 +71,7 @@ class WalkedHead(LastStateHead):
         """Return the logits of the children of nodes of a depth."""
 
     def taught(self, final: Float[Tensor, "b t w"], valid: Bool[Tensor, "b t"]) -> Float[Tensor, "b t w"]:
-        """Return what `begin` takes at every token of texts, made of the target's last hidden states: these."""
+        """Return what `begin` takes at every token of texts, made of the hidden states that it reads: these."""
         return final
 
     def defaults(self, params: SamplingParams) -> Defaults:

@@ -132,7 +132,8 @@ class WalkTraining(HeadTraining):
         """Return the losses of all depths, at every place of the texts."""
         (target,), ids, final, network = self.target, batch.ids, batch.final, self.network
         valid = batch.valid.bool()
-        asked, states = asked_for(valid, network.depths), network.begin(network.taught(final, valid))
+        read = batch.features if len(network.reads) > 1 else final
+        asked, states = asked_for(valid, network.depths), network.begin(network.taught(read, valid))
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
         for depth in range(network.depths):
             there, tokens = asked[..., depth], ids.roll(-depth - 1, 1)
