@@ -352,7 +352,19 @@ def moved(beginning: str, to: str) -> Any:
     return lambda own: {name.replace(beginning, to): one for name, one in own.items()}
 
 
-NEMOTRON = lambda own: own | {"mtp.layers.0.eh_proj.weight": torch.zeros(1)}  # noqa: E731
+def beside(*names: str) -> Any:
+    return lambda own: own | {f"{name}.weight": torch.ones(2) for name in names}
+
+
+OF_NEMOTRON = (
+    *(f"mtp.layers.0.{one}" for one in ("enorm", "hnorm", "eh_proj", "norm", "mixer.q_proj", "mixer.o_proj")),
+    *(f"mtp.layers.1.{one}" for one in ("norm", "mixer.gate", "mixer.experts.0.up_proj", "final_layernorm")),
+)
+OF_MIMO = [f"model.mtp.layers.0.{one}" for one in ("enorm", "hnorm", "eh_proj", "pre_mlp_layernorm", "mlp.up_proj")]
+BLOCKS, WINDOW = (
+    "several blocks in a row, attention without positions",
+    "the newest tokens alone, within sliding_window",
+)
 DAMAGED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "promised and absent": (
         less("model.layers.2.", "model.layers.3."),
@@ -379,7 +391,22 @@ DAMAGED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         r"holds model\.layers\.2\.eh_proj\.weight_scale_inv: MTP modules with quantised weights are not read",
     ),
-    "another kind": (NEMOTRON, {}, "has MTP modules of Nemotron-H's kind, which are not read yet"),
+    "Nemotron-H's": (beside(*OF_NEMOTRON), {}, f"Nemotron-H's kind, which are not read: each is {BLOCKS}"),
+    "Nemotron-H's inside a model for images": (
+        beside(*(f"language_model.{name}" for name in OF_NEMOTRON)),
+        {},
+        f"Nemotron-H's kind, which are not read: each is {BLOCKS}",
+    ),
+    "MiMo-V2-Flash's": (
+        beside(*OF_MIMO, "model.mtp.layers.0.self_attn.q_proj", "model.mtp.layers.1.final_layernorm"),
+        {},
+        f"MiMo-V2's kind, which are not read: their layers see {WINDOW}",
+    ),
+    "MiMo-V2-Pro's": (
+        beside(*OF_MIMO, "model.mtp.layers.0.self_attn.qkv_proj"),
+        {},
+        f"MiMo-V2's kind, which are not read: their layers see {WINDOW}",
+    ),
 }
 
 

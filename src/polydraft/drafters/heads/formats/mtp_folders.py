@@ -46,11 +46,23 @@ from polydraft.models import (
 
 LAYERS = ("llama", "qwen2", "qwen3")
 """Kinds of layers in folders of their own."""
-REFUSED: Mapping[str, str] = {
-    "Nemotron-H": r"(language_model\.)?mtp\.layers\.\d+\.(enorm|hnorm|eh_proj|final_layernorm)\.",
-    "MiMo-V2": r"model\.mtp\.layers\.\d+\.",
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "Nemotron-H": (
+        r"(language_model\.)?mtp\.layers\.\d+\.(enorm|hnorm|eh_proj|final_layernorm)\.",
+        "each is several blocks in a row, attention without positions and then experts, and a module here is one layer "
+        "that turns its positions",
+    ),
+    "MiMo-V2": (
+        r"model\.mtp\.layers\.\d+\.",
+        "their layers see the newest tokens alone, within sliding_window and with a learnt sink, and a module here "
+        "sees the whole text",
+    ),
 }
-"""Families whose modules are known and not read, by what their tensors are called."""
+"""Families whose modules are known and not read: what their tensors are called, and what is missing.
+
+Sources: vllm-project/vllm, `nemotron_h_mtp.py` and `mimo_v2_mtp.py`; huggingface/transformers, `nemotron_h` and
+`mimo_v2_flash`.
+"""
 EXPERTS = "experts.gate_up_proj", "experts.down_proj"
 """What transformers keeps all experts of a layer in, one behind the other."""
 SCALES = "scale_inv", "scale", ".scales", ".qweight"
@@ -246,7 +258,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _family(names: Iterable[str], layers: int) -> Family | None:
     """Return the family of the modules among a target's tensors; None if there are none that are read."""
     names = [*names]
-    refused = any(re.match(pattern, name) for pattern in REFUSED.values() for name in names)
+    refused = any(re.match(pattern, name) for pattern, _ in REFUSED.values() for name in names)
     return None if refused else next((one for one in FAMILIES if one.numbers(names, layers)), None)
 
 
@@ -287,9 +299,9 @@ def load_modules(
         raise CheckpointError("The target was not loaded from a folder, so there are no MTP modules to read.")
     source, config = plain_config(model.name_or_path)
     names, layers = plain_names(source), model.config.get_text_config().num_hidden_layers
-    for family, pattern in REFUSED.items():
+    for family, (pattern, missing) in REFUSED.items():
         if any(re.match(pattern, one) for one in names):
-            raise CheckpointError(f"{source.name} has MTP modules of {family}'s kind, which are not read yet.")
+            raise CheckpointError(f"{source.name} has MTP modules of {family}'s kind, which are not read: {missing}.")
     family = _family(names, layers)
     if family is None:
         raise CheckpointError(_absent(source.name, _text_config(config), layers))
