@@ -1,6 +1,7 @@
 from .catalogue import parse_policy
 from .drafters import (
     AdapterDrafter,
+    ByDepthDrafter,
     Chunks,
     Drafter,
     EnsembleDrafter,
@@ -120,6 +121,7 @@ __all__ = [
     "Block",
     "BlockVerification",
     "BottomUp",
+    "ByDepthDrafter",
     "ByShape",
     "Chain",
     "Chunks",

@@ -190,6 +190,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         drafters.SelfDrafter(drafters.View(keys=drafters.Recent())),
         adapter_drafter(),
         drafters.NestedDrafter(model, ModelDrafter(model), BlockVerification(), Chain(2)),
+        drafters.ByDepthDrafter((ModelDrafter(model), NgramDrafter()), (2, 2)),
         drafters.JacobiDrafter(),
         drafters.LookaheadDrafter(),
         drafters.OuroborosDrafter(model),

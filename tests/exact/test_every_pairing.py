@@ -218,6 +218,7 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
         drafters.PredictedDrafter,
         drafters.TextDrafter,
         drafters.NestedDrafter,
+        drafters.ByDepthDrafter,
         drafters.SelfDrafter,
     }  # `prediction=`, and what text drafters derive from
     assert exported(drafters, "draft", "commit") - by_argument <= named

@@ -48,6 +48,7 @@ from polydraft.drafters.itself import AdapterDrafter, Chunks, Keys, Mass, Recent
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
+from polydraft.drafters.several.by_depth import ByDepthDrafter
 from polydraft.drafters.several.hedge import RoutedDrafter, route, route_first, usual_members
 from polydraft.drafters.several.merge import MergedDrafter, merge, merge_beside, route_before
 from polydraft.drafters.several.nested import NestedDrafter
@@ -69,6 +70,7 @@ __all__ = [
     "LOOKUP",
     "MASKED",
     "AdapterDrafter",
+    "ByDepthDrafter",
     "Chunks",
     "Collects",
     "Decoder",

@@ -37,12 +37,31 @@ class Decoder(Protocol):
     """
 
     def begin(
-        self, model: LanguageModel, drafter: Any, verifier: Any, policy: TreePolicy, text: Text, session: "Session"
+        self,
+        model: LanguageModel | Reader,
+        drafter: Any,
+        verifier: Any,
+        policy: TreePolicy,
+        text: Text,
+        session: "Session",
     ) -> Any:
         """Return the state of a loop over a text of which nothing was read.
 
         It follows the law of the model under the session's sampling settings; the verifier verifies what is drafted.
+
+        Args:
+            model: the model, which reads the text with keys of its own; or a reader that does so, whose keys are lent
+                to the loop for each draft.
+            drafter: who drafts for it.
+            verifier: the rule by which it keeps drafts.
+            policy: its trees.
+            text: the texts.
+            session: sampling settings, and key slots.
         """
+        ...
+
+    def lent(self, state: Any, reader: Reader | None) -> Any:
+        """Return the loop over a reader's keys, which has read all but the last tokens; None gives them back."""
         ...
 
     def on(self, state: Any, text: Text, noise: Noise) -> Any:
@@ -119,6 +138,7 @@ class Needs:
         riders: the most riders that its drafts bring; the target's cache must have room for them.
         target: whether it drafts from the target's keys (`DraftRequest.target`).
         queries: of how many of the newest tokens it reads the target's queries (`Features.queries`).
+        slots: of the target's cache that it writes to beyond the largest tree, behind the committed text.
         branches: whether a node may have as many guesses as the policy gives it drafts beside these, as in a merge.
         passes: of its own network that a draft takes; None for one for each level.
     """
@@ -127,6 +147,7 @@ class Needs:
     riders: int = 0
     target: bool = False
     queries: int = 0
+    slots: int = 0
     branches: bool = False
     passes: int | None = None
 
@@ -234,6 +255,22 @@ class SoundDrafter(Drafter, Protocol):
     @property
     def sound(self) -> bool:
         """Whether every proposal is a tree of the target's tokens, drawn from the rows that it reports."""
+        ...
+
+
+@runtime_checkable
+class Views(Drafter, Protocol):
+    """A drafter that drafts with a view of the target, on which a loop may run instead (`NestedDrafter`)."""
+
+    def viewed(self, state: Any, text: Text, target: Reader, room: int) -> tuple[Reader, Any]:
+        """Return a reader that has read all but the last tokens, and the state with which the step goes on.
+
+        Args:
+            state: the drafter's.
+            text: the committed tokens.
+            target: the target's reader of these rows, whose keys the view looks at.
+            room: how many slots behind the text it must have to write to.
+        """
         ...
 
 

@@ -1,7 +1,7 @@
 """Reading text with a model: what was read, what one pass found out, and what a whole step did."""
 
 from polydraft.reading.chains import ChainReader, reader_of
-from polydraft.reading.reader import Reader
+from polydraft.reading.reader import KeylessReader, Reader
 from polydraft.reading.values import Features, Scored, Step, Text
 
-__all__ = ["ChainReader", "Features", "Reader", "Scored", "Step", "Text", "reader_of"]
+__all__ = ["ChainReader", "Features", "KeylessReader", "Reader", "Scored", "Step", "Text", "reader_of"]

@@ -251,6 +251,11 @@ class Reader:
         dropped = tuple(read - count for read, count in zip(self.read, counts, strict=True))
         return Reader(model or self.model, cache, self.read, dropped=dropped)
 
+    @property
+    def filled(self) -> tuple[int, ...]:
+        """Per row, how many slots hold what was read: in a compact view fewer than tokens."""
+        return tuple(self._slots(self.read))
+
     def _unread(self, text: Text) -> int:
         """Return the width of a window that holds every row's root and all that is unread before it."""
         unread = [count - read for count, read in zip(text.counts, self.read, strict=True)]
@@ -337,6 +342,34 @@ class Reader:
         following = torch.nn.functional.pad(places[:, 1:], (0, 1), value=1)
         first_again = (places == 0) & (following == 0)
         return Features(places.masked_fill((places < known) | (places >= stop) | first_again, -1), hidden, queries)
+
+
+class NoKeys(Cache):
+    """A cache of no slots, for any rows."""
+
+    def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
+        """Do nothing."""
+
+    def put(self, row: int, other: Any, length: int) -> "NoKeys":
+        """Return the same."""
+        return self
+
+    def select(self, rows: Sequence[int]) -> "NoKeys":
+        """Return the same."""
+        return self
+
+
+class KeylessReader(Reader):
+    """A reader in a loop that reads over another's keys, between its drafts (`drafters.Decoder.lent`)."""
+
+    @classmethod
+    def like(cls, reader: Reader) -> "KeylessReader":
+        """Return one of the same model and as many rows."""
+        return cls(reader.model, NoKeys(), (0,) * len(reader.read))
+
+    def catch_up(self, text: Text, at_most: int | None = None) -> tuple[Reader, Features | None]:
+        """Read nothing: whose keys are lent reads the text itself."""
+        return self, None
 
 
 def _columns(hidden: Mapping[Layer, Float[Tensor, "b s d"]], part: slice) -> Mapping[Layer, Float[Tensor, "b w d"]]:

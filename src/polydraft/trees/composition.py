@@ -17,8 +17,9 @@ from torch import Tensor
 
 from polydraft.errors import UnpairedScheme
 from polydraft.schemes import Product, Scheme
+from polydraft.trees.frontier import alike
 from polydraft.trees.riders import Riders
-from polydraft.trees.tree import Draft, TokenTree, Topology, Verdict
+from polydraft.trees.tree import Draft, TokenTree, Topology, TreeShape, Verdict, topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,13 +207,53 @@ def branched(first: Draft, second: Draft, scheme: Scheme) -> Branches:
         torch.stack([one.probs for one in joint]).to(first.probs),
         most_children=None if None in bounds else sum(one for one in bounds if one),
         failure=first.failure or second.failure,
-        sound=first.sound
-        if second.sound is None
-        else second.sound
-        if first.sound is None
-        else first.sound & second.sound,
+        sound=_sound_in_both(first, second),
     )
     return Branches(draft, mine.to(device), torch.tensor([graft.places for graft in grafts], device=device))
+
+
+def extended(chain: Draft, behind: Draft) -> Draft:
+    """Return two chains as one: in every row the second hangs below the last node that is there of the first.
+
+    Every node keeps the row that its child was drawn from, so that it is a draft as if one drafter had drawn both.
+
+    Args:
+        chain: a draft in which no node has two children; without riders.
+        behind: another, whose roots are the last nodes of the first.
+    """
+    ends = chain.tree.valid.sum(dim=-1, keepdim=True) - 1
+    there = ends + behind.tree.valid.sum(dim=-1, keepdim=True)
+    nodes = torch.arange(int(there.max()), device=ends.device).expand(len(ends), -1)
+    above, below = nodes.clamp_max(chain.atoms.shape[1] - 1), (nodes - ends).clamp(0, behind.atoms.shape[1] - 1)
+    upper, rows = nodes <= ends, torch.arange(len(ends), device=ends.device).unsqueeze(-1)
+    tokens, atoms = (
+        one[rows, above].where(upper, other[rows, below])
+        for one, other in ((chain.tree.tokens, behind.tree.tokens), (chain.atoms, behind.atoms))
+    )
+    listed, probs = (
+        one[rows, above].where((nodes < ends).unsqueeze(-1), other[rows, below])
+        for one, other in (
+            alike((chain.shortlist, behind.shortlist), -1),
+            alike((chain.probs, behind.probs), 0.0),
+        )
+    )
+    shape = topology(TreeShape(((1,),) * (nodes.shape[1] - 1)), len(ends), ends.device)
+    return Draft(
+        TokenTree(tokens, shape, nodes < there),
+        atoms,
+        listed,
+        probs,
+        whole=chain.whole and behind.whole,
+        most_children=1,
+        failure=chain.failure or behind.failure,
+        sound=_sound_in_both(chain, behind),
+        stopped=chain.stopped or behind.stopped,
+    )
+
+
+def _sound_in_both(first: Draft, second: Draft) -> Bool[Tensor, "b"] | None:
+    known = [one.sound for one in (first, second) if one.sound is not None]
+    return torch.stack(known).all(dim=0) if known else None
 
 
 def _as_far(verdict: Verdict, path: Int[Tensor, "b D"]) -> Verdict:

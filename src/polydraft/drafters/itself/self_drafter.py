@@ -111,13 +111,7 @@ class SelfDrafter(Drafter):
         text, scheme, policy = request.text, request.scheme, request.policy
         if not policy.shape.counts or request.target is None:
             return Draft.nothing(text.last()), state
-        whole, keys, exit = request.target.at(text), self.view.keys, self.view.layers.exit
-        if keys is None:
-            view = whole.viewed(state.model)
-        else:
-            size, room = policy.largest.size, state.capacity
-            own, view = state.own.following(keys, whole, state.queries, size, room, state.model)
-            state = replace(state, own=own)
+        exit, (view, state) = self.view.layers.exit, self.viewed(state, text, request.target, policy.largest.size)
         view = replace(view, layers=(exit,) if self.resumes and exit else ())
         size = listed(None, scheme, policy, state.model.facts.vocab_size)
         levels = list[tuple[range, Tensor]]()
@@ -127,6 +121,14 @@ class SelfDrafter(Drafter):
         if self.resumes and exit and draft.failure is None:
             draft = replace(draft, resume=Resume(exit, _at_exit(view, text, draft, levels)))
         return draft, state
+
+    def viewed(self, state: SelfDraftState, text: Text, target: Reader, room: int) -> tuple[Reader, SelfDraftState]:
+        """Return the target as it is seen here; over few of its keys, when the copies have followed the text."""
+        whole, keys = target.at(text), self.view.keys
+        if keys is None:
+            return whole.viewed(state.model), state
+        own, view = state.own.following(keys, whole, state.queries, room, state.capacity, state.model)
+        return view, replace(state, own=own)
 
     def commit(self, state: SelfDraftState, step: Step) -> SelfDraftState:
         """Take note of the queries of root and accepted tokens; what is kept lies in the target's keys."""

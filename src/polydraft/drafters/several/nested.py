@@ -1,28 +1,42 @@
 """A draft that is another loop's text: a small drafter drafts for a middle model, whose text the target verifies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from polydraft.drafters.contract import Decoder, Defaults, Drafter, DraftRequest, Session, loop_inside
-from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
+from polydraft.drafters.contract import (
+    Decoder,
+    Defaults,
+    Drafter,
+    DraftRequest,
+    Needs,
+    Session,
+    Views,
+    drafters_in,
+    loop_inside,
+)
+from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch, shown
 from polydraft.models import LanguageModel, check_same_size
 from polydraft.probs import SamplingParams, sent
-from polydraft.reading import Features, Step, Text
+from polydraft.reading import Features, Reader, Step, Text
 from polydraft.rows import cut, parts, shared
 from polydraft.schemes import IID, Scheme
 from polydraft.trees import MENDABLE, Chain, Draft, TokenTree, TreePolicy, TreeShape, topology
 
+MOST_LEVELS = 3
+"""The most drafters of a stack: what a fourth would bring costs more passes than it spares."""
+
 
 @dataclass(frozen=True, eq=False)
 class NestedState:
-    """The middle model's loop over the texts, and who runs it."""
+    """The middle's loop over the texts, who runs it, and the state of the drafter whose view the middle is."""
 
     decoder: Decoder = shared()
     loop: Any = parts()
+    view: Any = parts()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +47,10 @@ class NestedDrafter(Drafter):
     above it, and these rows are reported. So the chain is a draft like that of a draft model, and exact under every
     rule for chains. How many tokens the loop inside gains in a step does not matter: each row keeps its first `length`.
 
+    The middle is a model, or a view of the target (`SelfDrafter`). A view reads the target's keys, so that no prompt is
+    read twice; what the loop writes lies in the view's own slots, or behind the text in the target's. The drafter
+    inside may be nested too, up to `MOST_LEVELS` drafters; one that looks at keys looks at the middle's.
+
     Where the drafter inside fails, the middle model goes on without it, with a warning. Where the middle model fails,
     what it wrote is verified, and no more is drafted. That is exact unless its pass failed because of tokens that were
     drafted for it: then what it writes elsewhere is not its law.
@@ -41,7 +59,7 @@ class NestedDrafter(Drafter):
     neighbours: a row's text may then be another than alone, by the same law.
 
     Args:
-        middle: the middle model.
+        middle: the middle model, or the drafter whose view of the target it is.
         drafter: who drafts for it.
         verifier: the rule by which it keeps drafts.
         policy: the trees inside.
@@ -49,26 +67,54 @@ class NestedDrafter(Drafter):
         params: the middle model's temperature and filters; None for the target's.
 
     Raises:
-        InvalidParameter: the rule inside is lossy, or a number too small.
+        InvalidParameter: the middle is neither, the rule inside is lossy, there are too many levels, a number is too
+            small, or the drafter inside a view reads hidden states, which nobody notes there.
         VocabularyMismatch: at the start, if the middle has more tokens than the target, or fewer by more than padding.
 
-    Source: vertical cascades, arXiv 2312.11462; TriForce, 2404.11912.
+    Source: vertical cascades, arXiv 2312.11462; TriForce, 2404.11912, whose published loop draws the token behind a
+    rejection from the middle's law instead of the residual, which is not exact.
     """
 
-    middle: LanguageModel
+    middle: LanguageModel | Views
     drafter: Drafter
     verifier: Any
     policy: TreePolicy
     length: int = 6
     params: SamplingParams | None = None
     name = "nested"
+    needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
         if self.length < 1:
             raise InvalidParameter(f"length must be at least 1, but is {self.length}.")
         if not self.verifier.lossless:
             raise InvalidParameter(f"The rule inside must be lossless, and {self.verifier.name} is not.")
+        if not isinstance(self.middle, LanguageModel | Views):
+            raise InvalidParameter(
+                f"The middle must be a model, or a drafter with a view of the target, not {shown(self.middle)}."
+            )
+        if levels(self) > MOST_LEVELS:
+            raise InvalidParameter(f"A stack has at most {MOST_LEVELS} drafters, but this one has {levels(self)}.")
+        inner = self.drafter.needs
+        if self._view is not None and (inner.layers or inner.queries):
+            raise InvalidParameter(
+                f"{self.drafter.name} reads {'hidden states' if inner.layers else 'queries'}, which nobody notes in a "
+                "view of the target; take another drafter inside, such as a draft model."
+            )
         self.drafter.check(self.verifier.scheme)
+        needs = Needs() if self._view is None else replace(self._view.needs, slots=self._slots, passes=None)
+        object.__setattr__(self, "needs", needs)
+
+    @property
+    def _view(self) -> Views | None:
+        """The drafter whose view the middle is; None if it is a model."""
+        return self.middle if isinstance(self.middle, Views) else None
+
+    @property
+    def _slots(self) -> int:
+        """How many slots a step inside needs behind a text."""
+        inner = self.drafter.needs
+        return self.policy.largest.size + inner.riders + inner.slots + 1
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give the chain."""
@@ -81,30 +127,50 @@ class NestedDrafter(Drafter):
 
     def start(self, text: Text, session: Session) -> NestedState:
         """Begin the middle model's loop, which has read nothing."""
-        own_size = self.middle.facts.vocab_size
+        decoder, own = loop_inside(self.name, session, self.params or session.params)
+        if self._view is not None:
+            view = self._view.start(text, session)
+            assert session.target is not None  # else there were no view
+            return NestedState(decoder, self._loop(decoder, session.target, text, own), view)
+        middle = cast(LanguageModel, self.middle)
+        own_size = middle.facts.vocab_size
         check_same_size(session.vocab_size, own_size)
         if own_size > session.vocab_size:
             raise VocabularyMismatch(
                 f"The middle model has {own_size} tokens and the target {session.vocab_size}: what it writes beyond "
                 "these could not be verified."
             )
-        decoder, own = loop_inside(self.name, session, self.params or session.params)
-        return NestedState(decoder, decoder.begin(self.middle, self.drafter, self.verifier, self.policy, text, own))
+        return NestedState(decoder, self._loop(decoder, middle, text, own), None)
+
+    def _loop(self, decoder: Decoder, middle: LanguageModel | Reader, text: Text, session: Session) -> Any:
+        return decoder.begin(middle, self.drafter, self.verifier, self.policy, text, session)
 
     def read(self, state: NestedState, text: Text, features: Features | None) -> NestedState:
-        """Read the prompts but for their last tokens."""
-        return replace(state, loop=state.decoder.read(state.loop, text))
+        """Read the prompts but for their last tokens; a view has them from the target."""
+        view = None if self._view is None else self._view.read(state.view, text, features)
+        return replace(state, loop=state.decoder.read(state.loop, text), view=view)
 
     def draft(self, state: NestedState, request: DraftRequest) -> tuple[Draft, NestedState]:
         """Let the middle model write, as far as the row that gains least needs."""
-        text, depth = request.text, min(self.length, request.policy.shape.depth)
+        text, depth, target = request.text, min(self.length, request.policy.shape.depth), request.target
         if not depth:
             return Draft.nothing(text.last()), state
-        loop, failure = state.decoder.on(state.loop, text, request.noise.fork(0)), None
+        loop, view = state.loop, state.view
+        if self._view is None or target is None:
+            draft, loop = self._written(state.decoder, loop, request, depth)
+            return draft, replace(state, loop=loop)
+        keys, view = self._view.viewed(view, text, target, depth * (1 + self.policy.largest.depth) + self._slots)
+        draft, loop = self._written(state.decoder, state.decoder.lent(loop, keys), request, depth)
+        return draft, replace(state, loop=state.decoder.lent(loop, None), view=view)
+
+    def _written(self, decoder: Decoder, loop: Any, request: DraftRequest, depth: int) -> tuple[Draft, Any]:
+        """Let the loop take steps until every row has a chain of so many tokens, or it fails."""
+        text, failure = request.text, None
+        loop = decoder.on(loop, text, request.noise.fork(0))
         tokens, laws = [list[int]() for _ in text.counts], [list[Tensor]() for _ in text.counts]
         while min(map(len, tokens)) < depth and failure is None:
             try:
-                loop, step = state.decoder.step(loop, mends=True)
+                loop, step = decoder.step(loop, mends=True)
             except MENDABLE:
                 raise
             except Exception as error:  # noqa: BLE001  of the middle model, before it wrote more
@@ -117,14 +183,23 @@ class NestedDrafter(Drafter):
         if failure is not None and not any(tokens):
             raise failure
         draft = chain_of(text, [one[:depth] for one in tokens], [one[:depth] for one in laws])
-        return replace(draft, failure=failure), replace(state, loop=loop)
+        return replace(draft, failure=failure), loop
 
     def commit(self, state: NestedState, step: Step) -> NestedState:
         """Take back what was not kept."""
-        loop = state.loop
+        loop, view = state.loop, state.view
         for row, (count, kept) in enumerate(zip(step.text.counts, step.verdict.kept, strict=True)):
             loop = cut(loop, row, count + kept)
-        return replace(state, loop=loop)
+        if self._view is not None:
+            view = self._view.commit(view, step)
+        return replace(state, loop=loop, view=view)
+
+
+def levels(drafter: Drafter) -> int:
+    """Return how many drafters draft for one another: a drafter that nobody drafts for is one."""
+    if isinstance(drafter, NestedDrafter):
+        return 1 + levels(drafter.drafter)
+    return max((levels(one) for one in drafters_in(drafter)[1:]), default=1)
 
 
 def chain_of(text: Text, tokens: Sequence[Sequence[int]], laws: Sequence[Sequence[Tensor]]) -> Draft:

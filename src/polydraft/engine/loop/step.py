@@ -34,7 +34,7 @@ from polydraft.engine.target_law import Ending, TargetLaw, TargetRows, in_step, 
 from polydraft.errors import ContextOverflow
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, sent, to_probs
-from polydraft.reading import Features, Scored, Step, Text, reader_of
+from polydraft.reading import Features, KeylessReader, Reader, Scored, Step, Text, reader_of
 from polydraft.trees import MENDABLE, Piece, TokenTree, TreePolicy, Verdict, stacked_tree
 from polydraft.verifiers import TreeVerifier
 
@@ -281,9 +281,13 @@ class Prompts:
 def room_for(methods: Sequence[Method]) -> int:
     """Return the key slots that a step needs beside a text's own, in a batch whose rows have these methods.
 
-    The largest tree of one row and the most riders of another lie in one pass.
+    The largest tree of one row and the most riders of another lie in one pass; a view's slots are written before it.
     """
-    return max(one.policy.largest.size for one in methods) + max(one.drafter.needs.riders for one in methods) + 1
+    tree = beside = 0
+    for one in methods:
+        needs = one.drafter.needs
+        tree, beside = max(tree, one.policy.largest.size), max(beside, needs.riders + needs.slots)
+    return tree + beside + 1
 
 
 def capacity_for(method: Method, endings: Sequence[Ending]) -> int:
@@ -325,6 +329,7 @@ def opened(
     fault: str = "",
     clock: Clock = UNTIMED,
     mends: bool = True,
+    keys: Reader | None = None,
 ) -> Batch:
     """Return the rows of prompts of which nothing is read yet, but for what a past of a single row knows of them.
 
@@ -341,6 +346,7 @@ def opened(
         fault: why nothing is to be drafted; empty if something is.
         clock: what is charged for prompts.
         mends: whether rows go on without drafts if the drafter fails.
+        keys: who reads the text; None for a reader of its own.
 
     Raises:
         ContextOverflow: a prompt leaves no room.
@@ -351,7 +357,7 @@ def opened(
     text, laws, sources = _with_room(prompts.text, room or capacity), tuple(prompts.laws), prompts.sources
     rows = len(text.lengths)
     needs = method.drafter.needs
-    reader = reader_of(target, rows, room or capacity, needs.layers, sources, needs.queries)
+    reader = keys or reader_of(target, rows, room or capacity, needs.layers, sources, needs.queries)
     known = past.known(text, method.drafter) if past else 0
     if past and known:
         reader = reader.put(0, past.reader.cut(0, known))
@@ -437,19 +443,25 @@ class Loop:
 
     def begin(
         self,
-        model: LanguageModel,
+        model: LanguageModel | Reader,
         drafter: Drafter,
         verifier: TreeVerifier,
         policy: TreePolicy,
         text: Text,
         session: Session,
     ) -> Batch:
-        """Return a loop over a text of which nothing was read."""
+        """Return a loop over a text of which nothing was read; where keys are lent there are as many slots as these."""
         method, batch = Method(drafter, verifier, policy), len(text.lengths)
+        keys = KeylessReader.like(model) if isinstance(model, Reader) else None
+        longest = session.capacity if keys is None else session.capacity - room_for([method])
         laws = (TargetLaw(session.params),) * batch
-        endings = (Ending(max_length=session.capacity),) * batch
-        prompts = Prompts(text, laws, endings, Noise.from_seed(0, batch))
-        return opened(model, method, prompts, session.capacity + room_for([method]), mends=False)
+        prompts = Prompts(text, laws, (Ending(max_length=longest),) * batch, Noise.from_seed(0, batch))
+        model = model.model if isinstance(model, Reader) else model
+        return opened(model, method, prompts, longest + room_for([method]), mends=False, keys=keys)
+
+    def lent(self, state: Batch, reader: Reader | None) -> Batch:
+        """Return the loop over a reader's keys; None gives them back."""
+        return replace(state, reader=KeylessReader.like(state.reader) if reader is None else reader)
 
     def on(self, state: Batch, text: Text, noise: Noise) -> Batch:
         """Return the loop over a text that agrees with its own up to what was committed, with fresh noise."""
