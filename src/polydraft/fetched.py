@@ -4,6 +4,7 @@ What `polydraft fetch` brings lies in one folder of the user's cache once it is 
 """
 
 import os
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,6 +25,8 @@ DERIVED = "self:"
 """How the names of drafts begin that are the target itself in part."""
 MADE = ("self:int8", "self:int4", "self:skip=12-19", "self:exit=8")
 """Examples of them."""
+STACKED = re.compile(r"<|@\d+(?:[\s)]|$)")
+"""What a stack of drafters has, and no name on the hub."""
 MODULES = "mtp"
 """The word for the MTP modules in the target's own checkpoint."""
 PROMPTS = ("spec-bench",)
@@ -31,7 +34,12 @@ PROMPTS = ("spec-bench",)
 
 def is_derived(name: object) -> bool:
     """Tell whether a name means a draft model made of the target."""
-    return isinstance(name, str) and name.startswith(DERIVED)
+    return isinstance(name, str) and name.startswith(DERIVED) and not is_stack(name)
+
+
+def is_stack(name: object) -> bool:
+    """Tell whether a name means drafters one upon the other, such as "pair-draft < ngram"; a folder goes before."""
+    return isinstance(name, str) and STACKED.search(name) is not None and not os.path.lexists(os.path.expanduser(name))
 
 
 def cache_folder() -> Path:

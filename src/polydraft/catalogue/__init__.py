@@ -5,6 +5,7 @@ The tables are in `polydraft.catalogue.tables`. They are read when they are aske
 
 from polydraft.catalogue.lines import DrafterLine, LimitsEntry, PolicyLine, RuleLine, SchemeLine, schemes_of
 from polydraft.catalogue.own import blamed, digests, names_file, own_drafter, own_rule
+from polydraft.catalogue.stacks import StackPart, WrittenStack, parse_stack
 from polydraft.catalogue.words import (
     AUTO,
     MANY,
@@ -39,6 +40,8 @@ __all__ = [
     "PolicyLine",
     "RuleLine",
     "SchemeLine",
+    "StackPart",
+    "WrittenStack",
     "blamed",
     "choice",
     "digests",
@@ -55,6 +58,7 @@ __all__ = [
     "own_drafter",
     "own_rule",
     "parse_policy",
+    "parse_stack",
     "rule_line",
     "rule_words",
     "rules_of",

@@ -42,7 +42,7 @@ from polydraft.engine.fitted import fitted_policy
 from polydraft.engine.load import draft_for
 from polydraft.engine.loop.batch import Method
 from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, near, shown
-from polydraft.fetched import MODELS, SHIPPED, is_derived
+from polydraft.fetched import MODELS, SHIPPED, is_derived, is_stack
 from polydraft.models import (
     HuggingFaceModel,
     LanguageModel,
@@ -301,7 +301,7 @@ def _only_names_one(given: object) -> bool:
     """Tell whether no more is said than which model, head or view drafts, so that lookups may go before it."""
     if isinstance(given, Drafter) and not isinstance(given, type):
         return len(drafters_in(given)) == 1 and (bool(owned_networks(given)) or given.needs.target)
-    return given is not None and not _is_word(given)
+    return given is not None and not _is_word(given) and not (isinstance(given, str) and is_stack(given))
 
 
 def check_reads(drafter: Drafter, target: HuggingFaceModel, sources: object) -> None:
@@ -359,7 +359,7 @@ def _loaded(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
 def _check_no_other_word(given: str | Path) -> None:
     """Check that a name of no folder is no word that means something elsewhere: hubs have no such models."""
     word, colon, _ = str(given).partition(":")
-    if is_known(str(given)) or is_derived(given):
+    if is_known(str(given)) or is_derived(given) or is_stack(given):
         return
     if names_file(str(given)):
         raise InvalidParameter(_FILE.format("drafter", given))

@@ -8,10 +8,20 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from polydraft.catalogue import MANY, meant_drafter
+from polydraft.catalogue import (
+    MANY,
+    StackPart,
+    WrittenStack,
+    drafter_line,
+    is_drafter_word,
+    meant_drafter,
+    parse_stack,
+)
 from polydraft.drafters import (
+    ByDepthDrafter,
     Drafter,
     DraftRequest,
+    NestedDrafter,
     SelfDrafter,
     Session,
     View,
@@ -21,6 +31,7 @@ from polydraft.drafters import (
     is_head,
     load_head,
     load_modules,
+    model_defaults,
     own_riders,
 )
 from polydraft.errors import (
@@ -32,13 +43,14 @@ from polydraft.errors import (
     lowered,
     shown,
 )
-from polydraft.fetched import MODULES, is_derived
+from polydraft.fetched import MODULES, is_derived, is_stack
 from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
-from polydraft.schemes import IID
-from polydraft.trees import MENDABLE, Chain, in_pieces
+from polydraft.schemes import IID, Given
+from polydraft.trees import MENDABLE, Chain, TreePolicy, as_chain, in_pieces
+from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown, TreeVerifier
 
 
 def load(
@@ -63,7 +75,9 @@ def load(
         draft: the same of the draft model ("pair-draft"), or of a draft head ("pair-head", "smollm2-head"); or
             "self:int8", "self:int4", "self:skip=12-19" (layers), "self:exit=8" or several of these, for the target
             itself in a view over its own keys (`View.named`); or "mtp" for the MTP modules in the target's own
-            checkpoint, of which a warning tells where there are some and no draft is named.
+            checkpoint, of which a warning tells where there are some and no draft is named; or a stack of such and of
+            drafters from text: "pair-draft < ngram", where the second drafts for the first, "self:int8@2 ngram@6", two
+            tokens of the one and then six of the other (docs/choosing.md).
         dtype: "auto" (the checkpoint's own on a GPU; on a CPU bfloat16 where the checkpoint has it and the processor
             multiplies it, else single precision), or a torch name such as "bfloat16".
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
@@ -82,10 +96,11 @@ def load(
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
     refuse_drafters(draft)
-    if draft is not None and is_derived(draft):
-        View.named(str(draft))  # before anything is loaded
+    if is_stack(draft) or is_derived(draft):
+        read = parse_stack if is_stack(draft) else View.named
+        read(str(draft))  # before the target is loaded, which takes longer
         pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
-        return replace(pair, draft=view_for(str(draft), pair.target))
+        return replace(pair, draft=draft_for(str(draft), pair.target))
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
@@ -121,7 +136,7 @@ def refuse_drafters(draft: object) -> None:
     Raises:
         CheckpointError: it is one.
     """
-    if not isinstance(draft, str) or "/" in draft or is_derived(draft) or is_known(draft):
+    if not isinstance(draft, str) or "/" in draft or is_derived(draft) or is_known(draft) or is_stack(draft):
         return
     meant = meant_drafter(draft, MANY)
     if meant:
@@ -150,16 +165,20 @@ def load_models(
     """Load a target and a draft model, for what needs a model of both; arguments are those of `load`.
 
     Raises:
-        InvalidParameter: the draft is a head; beside that what `load` raises.
+        InvalidParameter: the draft is a head or a stack; beside that what `load` raises.
     """
     refuse_drafters(draft)
+    if is_stack(draft):
+        raise InvalidParameter(f"{shown(str(draft))} is a stack of drafters, and a draft model is needed here.")
     if draft is not None and not is_derived(draft) and _names_head(draft):
         raise InvalidParameter(f"{shown(str(draft))} is a draft head, and a draft model is needed here.")
     return load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
 
 
 def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
-    """Load a draft model or a draft head for a target that is there already; names and errors are those of `load`."""
+    """Load a draft model, a head, a view or a stack for a target that is there; names and errors are as of `load`."""
+    if is_stack(name):
+        return _stacked(parse_stack(str(name)), target)
     if is_derived(name):
         return view_for(str(name), target)
     if _names_head(name):
@@ -185,6 +204,51 @@ def view_for(word: str, target: nn.Module) -> nn.Module | Drafter:
             raise
         return _checked(load_draft(word, cast(Any, target)))
     return SelfDrafter(view)
+
+
+WRITTEN = 6
+"""The tokens that the upper drafter of a stack writes if that is not said, as in `NestedDrafter`."""
+
+
+def _stacked(stack: WrittenStack, target: nn.Module) -> Drafter:
+    """Return the drafter that a stack means, built from its lowest level upward."""
+    *above, lowest = stack.levels
+    lone = lowest[0].length if len(lowest) == 1 else None
+    members = [_part(one, target) for one in lowest]
+    drafters = tuple(drafter_of(one) if isinstance(one, nn.Module) else one for one in members)
+    drafter = drafters[0]
+    if len(drafters) > 1:
+        drafter = ByDepthDrafter(drafters, tuple(one.length or 1 for one in lowest))
+    for (part,) in reversed(above):
+        middle = _part(part, target)
+        middle = HuggingFaceModel(middle) if isinstance(middle, nn.Module) else middle
+        verifier, policy = _inside(drafter, lone)
+        drafter = NestedDrafter(cast(Any, middle), drafter, verifier, policy, part.length or WRITTEN)
+        lone = None
+    return drafter
+
+
+def _part(part: StackPart, target: nn.Module) -> nn.Module | Drafter:
+    """Load one part of a stack, as it would be alone: a drafter without a model by its word, else as a draft."""
+    name = part.drafter
+    if isinstance(name, WrittenStack):
+        return _stacked(name, target)
+    if is_drafter_word(name, 0):
+        return drafter_line(name).named(name)
+    refuse_drafters(name)
+    return draft_for(name, target)
+
+
+def _inside(drafter: Drafter, length: int | None) -> tuple[TreeVerifier, TreePolicy]:
+    """Return the rule and the trees with which a drafter drafts inside: trees of fixed tokens, else chains as blocks.
+
+    Both are exact at any temperature, which is not known yet.
+    """
+    usual = drafter.defaults(SamplingParams()) or model_defaults(SamplingParams())
+    policy = usual.policy if length is None else Chain(length)
+    if usual.scheme == Given():
+        return TopDown(NaiveMatch(Given())), policy
+    return BlockVerification(), as_chain(policy)
 
 
 def _checked(draft: nn.Module) -> nn.Module:

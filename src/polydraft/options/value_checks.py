@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polydraft.errors import CheckpointError, InvalidParameter, hint
-from polydraft.fetched import MODELS, SHIPPED
+from polydraft.fetched import MODELS, SHIPPED, is_stack
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -132,7 +132,7 @@ def has_half_character(text: str) -> bool:
 
 
 def model_name(name: str) -> str:
-    """Return the folder, GGUF file or hub name of a model, ~ expanded.
+    """Return the folder, GGUF file or hub name of a model, ~ expanded, or a stack of drafters as it is.
 
     Raises:
         InvalidParameter: it is empty.
@@ -141,6 +141,8 @@ def model_name(name: str) -> str:
     if not name.strip():
         raise InvalidParameter("The name of a model is empty: give a folder or a name on the hub.")
     place = os.path.expanduser(name)
+    if is_stack(name):
+        return name
     if name in MODELS or name in SHIPPED or (place.lower().endswith(".gguf") and os.path.isfile(place)):
         return place
     if place.startswith(("~", "/", ".")) and not os.path.isdir(place):

@@ -16,8 +16,9 @@ TARGET = Option(
     check=model_name,
 )
 DRAFT = Option(
-    "Draft model with the same tokens: as --target; or self:int8, self:int4, self:skip=12-19, self:exit=8, the target "
-    "itself in part; or mtp, its own modules.",
+    "Draft model with the same tokens: as --target; or self:int8, self:int4, self:skip=12-19, self:exit=8, "
+    "self:keys=snap:512, the target itself in part; or mtp, its own modules; or a stack of drafters such as "
+    "'self:int8 < ngram'.",
     MODELS,
     metavar="MODEL",
     check=model_name,
