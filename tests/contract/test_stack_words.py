@@ -123,6 +123,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.long(1)
 @pytest.mark.parametrize("word", WORDS)
 def test_greedy_texts_are_plain_ones(word: str, pair: Pair) -> None:
     ids = pair.tokenizer("def add(a, b):\n    return a + b\n\ndef sub(a, b):", return_tensors="pt").input_ids
