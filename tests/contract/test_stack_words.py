@@ -20,6 +20,7 @@ from polydraft import (
 )
 from polydraft.catalogue import StackPart, WrittenStack, parse_stack
 from polydraft.cli import main
+from polydraft.cli.option_words import drafter_word
 from polydraft.engine import draft_for, load_models
 from polydraft.errors import CheckpointError, InvalidParameter, PolydraftError
 from polydraft.fetched import is_derived, is_stack
@@ -167,6 +168,11 @@ def test_parts_that_do_not_fit_are_refused_by_name(word: str, pair: Pair) -> Non
     kind, said = UNFIT[word]
     with pytest.raises(kind, match=said):
         draft_for(word, pair.target)
+
+
+def test_the_option_for_drafters_says_where_a_stack_goes() -> None:
+    with pytest.raises(InvalidParameter, match="write --draft 'pair-draft < ngram'"):
+        drafter_word("pair-draft < ngram")
 
 
 def test_a_stack_is_no_model() -> None:

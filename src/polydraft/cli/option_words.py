@@ -18,7 +18,7 @@ from polydraft.catalogue import (
     tables,
 )
 from polydraft.errors import InvalidParameter
-from polydraft.fetched import MODELS, MODULES, SHIPPED, is_derived
+from polydraft.fetched import MODELS, MODULES, SHIPPED, is_derived, is_stack
 from polydraft.options.flags import Words, one_of
 from polydraft.options.value_checks import listed
 
@@ -85,6 +85,10 @@ def drafter_word(word: str) -> str:
         return word
     if names_file(word):
         return own_drafter(word).word
+    if is_stack(word):
+        raise InvalidParameter(
+            f"A stack of drafters is a draft, and --drafter says how to draft; write --draft '{word}'."
+        )
     if word in (*MODELS, *SHIPPED, MODULES) or is_derived(word):
         raise InvalidParameter(f"{word} is a model or a head, and --drafter says how to draft; write --draft {word}.")
     return one_of(word, drafter_spellings(1), meant_drafter(word, 1))
