@@ -39,10 +39,10 @@ from transformers import (
 )
 
 from polydraft import rows as states
-from polydraft.drafters import Drafter, DraftRequest, Session, finished, is_sound
+from polydraft.drafters import Drafter, DraftRequest, Needs, Session, finished, is_sound
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, LanguageModel, Layer
-from polydraft.reading import Features, Scored, Step, Text
+from polydraft.reading import Features, Reader, Scored, Step, Text
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Pieces, Verdict, Widths, causal_mask, topology, tree_mask
 
@@ -170,6 +170,24 @@ def fused(model: object) -> HuggingFaceModel:
         pytest.skip(OWN)
     assert made.fused is not None, made.why_not_fused
     return made
+
+
+@dataclass(frozen=True, eq=False)
+class OverOneCache(Drafter):
+    """Another model over the target's own slots, as a view with other weights is: it writes behind the text there."""
+
+    model: LanguageModel
+    name = "over one cache"
+    needs = Needs(target=True)
+
+    def check(self, scheme: Scheme) -> None: ...
+
+    def start(self, text: Text, session: Session) -> None: ...
+
+    def view(self, state: None, text: Text, target: Reader, room: int) -> tuple[Reader, None]:
+        return replace(target.at(text), model=self.model, layers=()), state
+
+    def commit(self, state: None, step: Step) -> None: ...
 
 
 @contextmanager

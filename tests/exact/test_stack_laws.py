@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from choices import Choices, Chosen, Toy, distance, law_of
+from doubles import OverOneCache
+from key_views import few
 from torch import Tensor
 
 from polydraft.catalogue import tables
@@ -19,12 +21,11 @@ from polydraft.drafters import (
     NestedDrafter,
     NgramDrafter,
     Recent,
-    SelfDrafter,
     TextDrafter,
 )
 from polydraft.drafters.several.by_depth import ByDepthState
 from polydraft.drafters.several.nested import NestedState
-from polydraft.reading import Reader, Text
+from polydraft.reading import Text
 from polydraft.trees import Chain, Draft, TokenTree, extended
 from polydraft.verifiers import (
     BlockVerification,
@@ -62,27 +63,17 @@ def chain_rules() -> dict[str, PathVerifier]:
 RULES = chain_rules()
 
 
-@dataclass(frozen=True, eq=False)
-class OverOneCache(SelfDrafter):
-    """Another model over the target's own slots, as a view with other weights is: it writes behind the text there."""
-
-    model: Toy = SMALL
-
-    def viewed(self, state: Any, text: Text, target: Reader, room: int) -> tuple[Reader, Any]:
-        return replace(target.at(text), model=self.model), state
-
-
 ONE = Chain(1)
 STACKS: dict[str, Stack] = {
     "two levels": lambda rule: NestedDrafter(MIDDLE, ModelDrafter(SMALL), rule, ONE, 2),
-    "two levels over a view": lambda rule: NestedDrafter(SelfDrafter(Recent(1, 2)), ModelDrafter(SMALL), rule, ONE, 2),
-    "two levels in one cache": lambda rule: NestedDrafter(OverOneCache(), ModelDrafter(TINY), rule, ONE, 2),
+    "two levels over a view": lambda rule: NestedDrafter(few(Recent(1, 2)), ModelDrafter(SMALL), rule, ONE, 2),
+    "two levels in one cache": lambda rule: NestedDrafter(OverOneCache(SMALL), ModelDrafter(TINY), rule, ONE, 2),
     "three levels": lambda rule: NestedDrafter(
         MIDDLE, NestedDrafter(SMALL, ModelDrafter(TINY), rule, ONE, 1), rule, ONE, 1
     ),
     "three levels over views": lambda rule: NestedDrafter(
-        SelfDrafter(Recent(1, 3)),
-        NestedDrafter(SelfDrafter(Recent(1, 1)), ModelDrafter(SMALL), rule, ONE, 1),
+        few(Recent(1, 3)),
+        NestedDrafter(few(Recent(1, 1)), ModelDrafter(SMALL), rule, ONE, 1),
         rule,
         ONE,
         1,
@@ -90,7 +81,7 @@ STACKS: dict[str, Stack] = {
     "by depth": lambda rule: ByDepthDrafter((ModelDrafter(MIDDLE), ModelDrafter(SMALL)), (1, 1)),
     "by depth, text behind": lambda rule: ByDepthDrafter((ModelDrafter(MIDDLE), NgramDrafter()), (1, 1)),
     "by depth, text before": lambda rule: ByDepthDrafter((NgramDrafter(), ModelDrafter(MIDDLE)), (1, 1)),
-    "by depth behind a view": lambda rule: ByDepthDrafter((SelfDrafter(Recent(1, 2)), ModelDrafter(SMALL)), (1, 1)),
+    "by depth behind a view": lambda rule: ByDepthDrafter((few(Recent(1, 2)), ModelDrafter(SMALL)), (1, 1)),
     "two levels, then a third drafter": lambda rule: ByDepthDrafter(
         (NestedDrafter(MIDDLE, ModelDrafter(SMALL), rule, ONE, 1), ModelDrafter(TINY)), (1, 1)
     ),

@@ -1,12 +1,12 @@
 """Stacks of drafters in batches: greedy texts, rows of ragged and running batches, the slots and passes they take."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
-from doubles import passes_of, perturbed, tiny_model
+from doubles import OverOneCache, passes_of, perturbed, tiny_model
+from key_views import few
 from scipy.stats import chi2
 from transformers import PreTrainedModel
 
@@ -21,7 +21,6 @@ from polydraft import (
     ModelDrafter,
     NestedDrafter,
     Recent,
-    SelfDrafter,
     TopDown,
 )
 from polydraft.drafters import Drafter, LookaheadDrafter, NgramDrafter, RecyclingDrafter, route_first
@@ -29,23 +28,12 @@ from polydraft.drafters.several.nested import MOST_LEVELS, levels
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.loop.step import begin, step
 from polydraft.errors import InvalidParameter, UnpairedScheme
-from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams, to_probs
-from polydraft.reading import KeylessReader, Reader, Text
+from polydraft.reading import KeylessReader, Text
 from polydraft.schemes import IID, Coupled, Product
 from polydraft.verifiers import NaiveMatch, SharedNoise
 
 VOCAB, ROWS = 24, [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8], [5]]
-
-
-@dataclass(frozen=True, eq=False)
-class OverOneCache(SelfDrafter):
-    """Another model over the target's own slots, as a view with other weights is: it writes behind the text there."""
-
-    model: LanguageModel = field(default=None)  # type: ignore[assignment]
-
-    def viewed(self, state: Any, text: Text, target: Reader, room: int) -> tuple[Reader, Any]:
-        return replace(target.at(text), model=self.model, layers=()), state
 
 
 def stacks(target: PreTrainedModel) -> dict[str, Drafter]:
@@ -60,10 +48,10 @@ def stacks(target: PreTrainedModel) -> dict[str, Drafter]:
         "both": ByDepthDrafter((NestedDrafter(near, few, rule, Chain(2), 3), NgramDrafter()), (3, 4)),
         "nested behind": ByDepthDrafter((ModelDrafter(near), NestedDrafter(far, NgramDrafter(), *text)), (2, 3)),
         "over one cache": NestedDrafter(OverOneCache(model=near), few, rule, Chain(3), 4),
-        "over a view": NestedDrafter(SelfDrafter(Recent(2, 4)), few, rule, Chain(2), 4),
+        "over a view": NestedDrafter(few(Recent(2, 4)), few, rule, Chain(2), 4),
         "views of views": NestedDrafter(
-            SelfDrafter(Recent(2, 4)),
-            NestedDrafter(SelfDrafter(Recent(1, 2)), NgramDrafter(), *text, 2),
+            few(Recent(2, 4)),
+            NestedDrafter(few(Recent(1, 2)), NgramDrafter(), *text, 2),
             rule,
             Chain(2),
         ),
@@ -239,7 +227,7 @@ def refusals() -> dict[str, tuple[str, Callable[[], Any]]]:
         "a list": ("must be a tuple of drafters", lambda: ByDepthDrafter([one], (1,))),  # type: ignore[arg-type]
         "no length": ("whole number of at least 1", lambda: ByDepthDrafter((one, text), (1,))),
         "length zero": ("whole number of at least 1", lambda: ByDepthDrafter((one, text), (1, 0))),
-        "keys below": ("looks at the target's keys", lambda: ByDepthDrafter((one, SelfDrafter()), (1, 1))),
+        "keys below": ("looks at the target's keys", lambda: ByDepthDrafter((one, few(Recent(1, 2))), (1, 1))),
         "riders": ("scored beside its drafts", lambda: ByDepthDrafter((heads, one), (1, 1))),
         "rows apart": ("drafts rows apart", lambda: ByDepthDrafter((route_first(one), text), (1, 1))),
     }
