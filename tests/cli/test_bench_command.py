@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+import polydraft
 import polydraft.bench.speed.measuring as measuring
+from polydraft.bench.speed import SpeedSettings
 from polydraft.cli import main
-from polydraft.cli.benchmark.arm_spelling import drafting_arms, spell_arm
+from polydraft.cli.benchmark.arm_spelling import build_arms, drafting_arms, spell_arm
+from polydraft.drafters import SelfDrafter, View
 from polydraft.errors import InvalidParameter
 
 Call = Callable[..., int]
@@ -275,6 +278,16 @@ def test_arms_are_named_by_what_they_are() -> None:
     assert named.settings == {"verifier": "optimal", "bottom-up": ""}
     with pytest.raises(InvalidParameter, match="'bottom-up=yes' is not known"):
         spell_arm("bottom-up=yes")
+
+
+def test_what_assists_beside_a_view_is_the_model_that_its_word_means() -> None:
+    """Hugging Face's loop needs a model; some views are one, too."""
+    models, settings = polydraft.load_pair(), SpeedSettings()
+    view, exit = (replace(models, draft=SelfDrafter(View.named(word))) for word in ("self:int8", "self:exit=2"))
+    assert "hf-assisted" in [arm.name for arm in build_arms(view, [], settings)]
+    assert "hf-assisted" not in [arm.name for arm in build_arms(exit, [], settings)]
+    with pytest.raises(InvalidParameter, match="needs a draft model, and what drafts here is none"):
+        build_arms(exit, [spell_arm("hf-assisted")], settings)
 
 
 def test_arms_with_drafts_of_their_own(

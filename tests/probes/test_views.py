@@ -62,9 +62,8 @@ def test_rows_at_all_depths_are_those_over_the_targets_keys(
     kind: str, view: str, policy: TreePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a chain and of a tree, in rows that are not equally far; behind it the target's own rows are as before."""
-    model, one = tiny_model(kind, num_hidden_layers=3, dtype=torch.float32), VIEWS[view]
-    if kind == "gpt_neox":
-        assert HuggingFaceModel(model).facts.branches
+    narrow = {"sliding_window": 4} if kind == "mistral" else {}
+    model, one = tiny_model(kind, num_hidden_layers=3, dtype=torch.float32, **narrow), VIEWS[view]
     target, text, rows = HuggingFaceModel(model), text_of(ROWS), list[Tensor]()
     proposed = polydraft.drafters.itself.self_drafter.draft_rows
 
@@ -158,6 +157,36 @@ def test_a_draft_that_breaks_off_leaves_the_text(
     with pytest.warns(RuntimeWarning, match="it broke"):
         found = polydraft.generate(target, ids, drafter=SelfDrafter(VIEWS[view]), policy=3, max_new_tokens=12)
     assert torch.equal(found.sequences, plain.sequences) and calls[0] == 4 + after
+
+
+@pytest.mark.long(6)
+@pytest.mark.parametrize(
+    "drafter", [SelfDrafter(VIEWS["int8"]), SelfDrafter(VIEWS["exit"], True)], ids=["int8", "exit"]
+)
+@pytest.mark.parametrize("passes", range(2, 9))
+def test_a_text_goes_on_behind_an_interrupt_in_any_pass(
+    drafter: SelfDrafter, passes: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, mask, usual, left = torch.tensor([[3, 1, 4], [0, 2, 7]]), torch.tensor([[1] * 3, [0, 1, 1]]), [], [passes]
+    forward, options = HuggingFaceModel.forward, {"attention_mask": mask, "max_new_tokens": 10, "pad_token_id": 0}
+    plain = polydraft.generate(target, ids, drafter="none", **options)
+
+    def interrupted(own: HuggingFaceModel, *given: Any, **named: Any) -> Any:
+        made = forward(own, *given, **named)  # its keys are written
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return made
+
+    run = polydraft.stream(target, ids, drafter=drafter, policy="2,1", **options)
+    monkeypatch.setattr(HuggingFaceModel, "forward", interrupted)
+    while True:
+        try:
+            usual += [*run]
+            break
+        except KeyboardInterrupt:
+            assert left[0] == 0
+    assert torch.equal(run.sequences(ids, 0), plain.sequences)
 
 
 @pytest.mark.parametrize("view", ["int8", "skip", "int8 of few layers"])
