@@ -280,7 +280,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no width": (("passes", "--width", "0"), "Invalid value for '--width'"),
     "one draft twice": (("passes", "--draft", "draft"), "Two models would have one name in the results"),
     "a draft called target": (("passes", "--draft", "target"), "Two models would have one name in the results"),
-    "no such derived draft": (("passes", "--draft", "self:int9"), "The draft model 'self:int9' is not known"),
+    "no such derived draft": (("passes", "--draft", "self:int9"), "The draft 'self:int9' is not known"),
     "no such draft": (("passes", "--draft", "./nothing"), "There is no model folder './nothing'"),
     "no such rule": (("rules", "--verifier", "luck"), "'luck' is not one of 'naive'"),
     "a rule to choose": (("rules", "--verifier", "auto"), "'auto' is not one of 'naive'"),

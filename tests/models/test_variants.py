@@ -146,10 +146,7 @@ def test_a_compiled_models_variants_run_over_its_cache() -> None:
 WRONG = [
     (skipping(2), "between 0 and 1 in this model of 2 layers, but 2 is one"),
     (skipping(exit=3), "Exits lie behind 1 to 2 layers of this model, not behind 3"),
-    (skipping(exit=0), "not behind 0"),
-    (skipping(mlp=[1], exit=1), "Layer 1 lies behind the exit at 1"),
-    (skipping(0, 1), "All 2 layers are skipped; leave one"),
-    (skipping(0, exit=1), "All 1 layers are skipped"),
+    (skipping(0, 1), "All 2 layers that run are skipped"),
     (LayerSet(frozenset({1}), depth=40), "chosen for a model of 40 layers, but this one has 2"),
 ]
 
@@ -158,6 +155,15 @@ WRONG = [
 def test_layers_that_are_not_there_are_refused(layers: LayerSet, said: str) -> None:
     with pytest.raises(InvalidParameter, match=said):
         HuggingFaceModel(tiny_model("llama")).variant(layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "exit", "said"),
+    [(0, 0, "not behind 0"), (1, 1, "behind the exit at 1"), (0, 1, "All 1 layers that run")],
+)
+def test_layers_that_no_model_has_are_refused(skipped: int, exit: int, said: str) -> None:
+    with pytest.raises(InvalidParameter, match=said):
+        skipping(skipped, exit=exit)
 
 
 @pytest.mark.parametrize(
