@@ -61,7 +61,7 @@ def model_of(kind: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.long(20)
+@pytest.mark.long(8)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "own"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_skipped_sub_layers_add_nothing_over_the_models_keys(kind: str, fused: bool) -> None:
