@@ -184,7 +184,7 @@ class OverOneCache(Drafter):
 
     def start(self, text: Text, session: Session) -> None: ...
 
-    def view(self, state: None, text: Text, target: Reader, room: int) -> tuple[Reader, None]:
+    def viewed(self, state: None, text: Text, target: Reader, room: int) -> tuple[Reader, None]:
         return replace(target.at(text), model=self.model, layers=()), state
 
     def commit(self, state: None, step: Step) -> None: ...

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import UnsupportedModel
-from polydraft.models import Cache, LanguageModel, Layer
+from polydraft.models import Cache, Forward, LanguageModel, Layer
 from polydraft.probs import sent
 from polydraft.reading.reader import Reader
 from polydraft.reading.values import Features, Scored, Text
@@ -92,7 +92,7 @@ class ChainReader(Reader):
         ends = [count - 1 + nodes if own else -1 for own, count in zip(full, text.counts, strict=True)]
         return found, replace(reader, marks=(reader._mark(ends),))
 
-    def grow(self, text: Text, frontier: Frontier) -> Float[Tensor, "b f V"]:
+    def nodes(self, text: Text, frontier: Frontier) -> Forward:
         """Score the next node of a growing chain.
 
         Raises:
@@ -108,14 +108,14 @@ class ChainReader(Reader):
                 self.trail.append(PassMark(reader.read, reader.states))
             again = reader._again(text)
             window = _SlotWindow.of(text, reader._starts_of(text), max(again))
-            logits, _ = reader._pass(window, max(text.counts), 1)
+            logits, hidden = reader._pass(window, max(text.counts), 1)
             self.trail.append(reader._mark(text.counts))
-            return logits[:, -1:]
+            return Forward(logits[:, -1:], dict(hidden))
         places = (text.lengths - 1 + frontier.depth).unsqueeze(-1)
         window = _SlotWindow(frontier.tokens, places, text.roots + frontier.depth)
-        logits, _ = self._pass(window, max(text.counts) + frontier.depth, begin=False)
+        logits, hidden = self._pass(window, max(text.counts) + frontier.depth, begin=False)
         self.trail.append(self._mark([count + frontier.depth for count in text.counts]))
-        return logits
+        return Forward(logits, dict(hidden))
 
     def grown(self, text: Text, draft: Draft) -> "ChainReader":
         """Return the reader when a chain has grown below a text."""
