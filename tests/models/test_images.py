@@ -11,7 +11,7 @@ from sources import SEEING, SIDE, near, prompts_with_images, seeing
 from torch import Tensor
 
 import polydraft
-from polydraft import Chain, ModelDrafter, NgramDrafter, Widths
+from polydraft import Chain, ModelDrafter, NgramDrafter, Recent, SelfDrafter, Snap, Widths
 from polydraft.conformance import check
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, UnsupportedModel
@@ -134,6 +134,16 @@ def test_sampled_text_has_the_models_law(kind: str) -> None:
 
     report = check(generate, of_places, [[0]], new_tokens=2, batch_size=64, most_samples=320)
     assert report.passed, str(report)
+
+
+def test_few_keys_of_an_image_are_chosen() -> None:
+    """Its tokens lie before the root's slot in the target's cache, and most of them are not copied."""
+    model, options = seeing("qwen3_vl"), {"policy": Chain(2), "max_new_tokens": NEW, **GREEDY}
+    given = prompts_with_images("qwen3_vl", [(5, 6), (2, 3)])
+    expected = polydraft.generate(model, given, drafter="none", max_new_tokens=NEW, **GREEDY).sequences
+    for keys in (Recent(1, 3, room=5), Snap(4, 5)):
+        found = polydraft.generate(model, given, drafter=SelfDrafter(keys), **options)
+        assert torch.equal(found.sequences, expected) and not found.statistics.fallback and found.statistics.drafted
 
 
 def test_text_alone_is_text_as_before() -> None:

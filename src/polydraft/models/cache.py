@@ -49,6 +49,7 @@ class TreeCache(TransformersCache):
         self.used = 0
         self.sources: list[Any] = [None] * batch
         self.windowed: tuple[int, ...] = ()  # the layers of which the positions say what they read
+        self.few = False  # whether slots were taken, so that a slot's number is no place
         self.written: tuple[Tensor, ...] = ()
         self.read: tuple[Tensor, ...] = ()
         self.recorded: Any = None  # passes that were recorded over this memory (`Graphs`)
@@ -234,7 +235,7 @@ class TreeCache(TransformersCache):
         Raises:
             InvalidParameter: one does: rows beside it have more to read.
         """
-        known = self.known()
+        known = () if self.few else self.known()
         if any(known) and any(start < count for start, count in zip(starts.tolist(), known, strict=True)):
             raise InvalidParameter("A prompt with images is read once; rows beside it must have equally much to read.")
 
@@ -246,7 +247,7 @@ class TreeCache(TransformersCache):
     def empty(self, batch: int, capacity: int) -> "TreeCache":
         """Return an empty cache of the same kind."""
         made = TreeCache(self.shape[0], batch, capacity, self.shapes, placed=self.placed)
-        made.windowed = self.windowed
+        made.windowed, made.few = self.windowed, self.few
         return made
 
     def states(self) -> Any:
@@ -285,7 +286,7 @@ class TreeCache(TransformersCache):
             other._look()
         if len(self.shapes or ()) > 2 * self.shape[0]:
             raise UnsupportedModel("A model whose layers choose what they attend to cannot be read over few keys.")
-        self.sources[row] = other.sources[0]
+        self.sources[row], self.few = other.sources[0], True
         if first + len(newest) > self.shape[2]:
             raise UnsupportedModel(f"The cache has {self.shape[2]} slots, but {first + len(newest)} are needed.")
         if not other.stores or not len(newest):
@@ -329,7 +330,7 @@ class _View(TreeCache):
             raise UnsupportedModel("A model whose layers choose what they attend to cannot be read in part.")
         shapes = whole.shapes if whole.shapes is None or layers is None else whole.shapes[2 * own.start : 2 * own.stop]
         super().__init__(len(own), batch if rows is None else len(rows), capacity, shapes, placed=whole.placed)
-        self.whole, self.part = whole, rows
+        self.whole, self.part, self.few = whole, rows, whole.few
         self.sources = whole.sources if rows is None else whole.sources[rows.start : rows.stop]
         self.own = range(2 * own.start, 2 * own.stop)
         self.windowed = tuple(layer - own.start for layer in whole.windowed if layer in own)
