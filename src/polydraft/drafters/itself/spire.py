@@ -75,7 +75,7 @@ class SpireHead(PairHead):
             states = layer(states, turn, keys, mask)
         return self.norm(states)
 
-    def before_output(self, states):
+    def before_output(self, states, depth=0):
         """Return the states, which are behind their norm."""
         return states
 
