@@ -22,7 +22,7 @@ from polydraft.models.checkpoints.plain import (
 )
 from polydraft.models.checkpoints.silence import first_sentence
 from polydraft.models.checks.layout import cache_in
-from polydraft.models.checks.room import check_memory, weight_bytes
+from polydraft.models.checks.room import check_memory
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.derived import check_word, read_word, refuse_word, word_of
@@ -65,6 +65,7 @@ from polydraft.models.hugging_face import (
     module_of,
     pass_in_words,
     same_model,
+    weight_bytes,
     without_head,
 )
 from polydraft.models.language_model import (

@@ -478,3 +478,9 @@ def pass_in_words(target: LanguageModel) -> str:
     recorded = ", recorded" if target.fused.graphs is not None else ""
     copies = f"{target.fused.copied >> 20:,} MiB of weights copied" if target.fused.copied else "no weights copied"
     return ", ".join([*found, f"fused{recorded} ({copies})"])
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Return the bytes of a model's weights; 0 if nothing is known of them."""
+    module = module_of(model)
+    return 0 if module is None else sum(one.numel() * one.element_size() for one in module.parameters())

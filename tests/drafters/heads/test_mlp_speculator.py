@@ -15,7 +15,7 @@ from torch import Tensor
 
 import polydraft
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.formats.walk_folders import write_mlp
+from polydraft.drafters.heads.formats.walked.walk_folders import write_mlp
 from polydraft.drafters.heads.walks.speculators import MlpSpeculator
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
 from polydraft.models import HuggingFaceModel

@@ -37,18 +37,18 @@ VOCAB, ROWS = 24, [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8], [5]]
 
 
 def stacks(target: PreTrainedModel) -> dict[str, Drafter]:
-    """Return stacks of drafters, of which all but two draft a row alike whatever lies beside it."""
+    """Return stacks of drafters, of which all but one draft a row alike whatever lies beside it."""
     near, far = (HuggingFaceModel(perturbed(target, scale)) for scale in (0.05, 0.1))
-    rule, few = BlockVerification(), ModelDrafter(far)
+    rule, small = BlockVerification(), ModelDrafter(far)
     text = TopDown(NaiveMatch(Given())), Chain(3)
     return {
         "three levels": NestedDrafter(near, NestedDrafter(far, NgramDrafter(), *text, 2), rule, Chain(2), 4),
-        "by depth": ByDepthDrafter((ModelDrafter(near), few, NgramDrafter()), (2, 2, 3)),
-        "text first": ByDepthDrafter((NgramDrafter(), RecyclingDrafter(), few), (1, 2, 1)),
-        "both": ByDepthDrafter((NestedDrafter(near, few, rule, Chain(2), 3), NgramDrafter()), (3, 4)),
+        "by depth": ByDepthDrafter((ModelDrafter(near), small, NgramDrafter()), (2, 2, 3)),
+        "text first": ByDepthDrafter((NgramDrafter(), RecyclingDrafter(), small), (1, 2, 1)),
+        "both": ByDepthDrafter((NestedDrafter(near, small, rule, Chain(2), 3), NgramDrafter()), (3, 4)),
         "nested behind": ByDepthDrafter((ModelDrafter(near), NestedDrafter(far, NgramDrafter(), *text)), (2, 3)),
-        "over one cache": NestedDrafter(OverOneCache(model=near), few, rule, Chain(3), 4),
-        "over a view": NestedDrafter(few(Recent(2, 4)), few, rule, Chain(2), 4),
+        "over one cache": NestedDrafter(OverOneCache(model=near), small, rule, Chain(3), 4),
+        "over a view": NestedDrafter(few(Recent(2, 4)), small, rule, Chain(2), 4),
         "views of views": NestedDrafter(
             few(Recent(2, 4)),
             NestedDrafter(few(Recent(1, 2)), NgramDrafter(), *text, 2),
@@ -60,8 +60,6 @@ def stacks(target: PreTrainedModel) -> dict[str, Drafter]:
 
 TARGET = tiny_model(vocab=VOCAB)
 STACKS = stacks(TARGET)
-VIEWS = {"over a view", "views of views"}
-"""The rows of a batch keep equally many keys: beside a shorter text a row drafts by another law."""
 
 
 def left_padded() -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +81,7 @@ def test_a_row_of_a_ragged_batch_is_the_text_that_it_is_alone(name: str, heat: f
     if not heat:
         plain = polydraft.generate(TARGET, padded, attention_mask=mask, **given | {"drafter": "none"})
         assert torch.equal(plain.sequences, found.sequences)
-    if name not in VIEWS:
+    if name != "views of views":  # inside, keys are chosen anew at steps that are taken for slower neighbours too
         alone = polydraft.generate(TARGET, ROWS[0], **given).sequences
         assert found.sequences[0].tolist() == alone[0].tolist()
 

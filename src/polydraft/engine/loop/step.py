@@ -283,11 +283,8 @@ def room_for(methods: Sequence[Method]) -> int:
 
     The largest tree of one row and the most riders of another lie in one pass; a view's slots are written before it.
     """
-    tree = beside = 0
-    for one in methods:
-        needs = one.drafter.needs
-        tree, beside = max(tree, one.policy.largest.size), max(beside, needs.riders + needs.slots)
-    return tree + beside + 1
+    tree = max(one.policy.largest.size for one in methods)
+    return tree + max(one.drafter.needs.riders + one.drafter.needs.slots for one in methods) + 1
 
 
 def capacity_for(method: Method, endings: Sequence[Ending]) -> int:

@@ -1,19 +1,13 @@
-"""Whether the keys of a batch fit into memory, and how large weights and keys are."""
+"""Whether the keys of a batch fit into memory, and how large they are."""
 
 from collections.abc import Sequence
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.hugging_face import HuggingFaceModel, module_of
+from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import LanguageModel
 from polydraft.models.memory import free_bytes
 
 GIB = 1 << 30
-
-
-def weight_bytes(model: LanguageModel) -> int:
-    """Return the bytes of a model's weights; 0 if nothing is known of them."""
-    module = module_of(model)
-    return 0 if module is None else sum(one.numel() * one.element_size() for one in module.parameters())
 
 
 def cache_bytes(model: HuggingFaceModel, capacity: int) -> int:

@@ -19,44 +19,31 @@ from polydraft.drafters import (
     drafter_of,
     own_riders,
     write_adapter,
-    write_block,
     write_eagle,
     write_falcon,
-    write_hydra,
     write_medusa,
-    write_mlp,
     write_mtp,
     write_pass,
-    write_redrafter,
-    write_walk,
 )
-from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head, Eagle3Norms
 from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.formats.rider_folders import USUAL_MASKS
 from polydraft.drafters.heads.formats.spire_folders import write_spire
 from polydraft.drafters.heads.last_state_heads import MedusaHead, MedusaHeads
-from polydraft.drafters.heads.lilicorr import LatticeShape, LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead, MtpModule
 from polydraft.drafters.heads.parallel_eagle import DRAFTS as SLOTS
 from polydraft.drafters.heads.parallel_eagle import MOST_DRAFTS as MOST_SLOTS
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
-from polydraft.drafters.heads.paths import Markov, Mixing, PathTerm
 from polydraft.drafters.heads.sublayers import Rotation
-from polydraft.drafters.heads.walks.hydra import Hydra
-from polydraft.drafters.heads.walks.joined import JoinedWalk
-from polydraft.drafters.heads.walks.redrafter import RecurrentHead
 from polydraft.drafters.heads.walks.speculators import LstmSpeculator, MlpSpeculator
-from polydraft.drafters.heads.walks.walked_head import WalkedHead
-from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.itself.adapter import Adapter
 from polydraft.drafters.itself.spire import SpireHead
 from polydraft.drafters.parallel import DEPTH
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models import HuggingFaceModel, Layer
+from polydraft.training.heads.block_makers import dspark, lilicorr, mixing, xpress
 from polydraft.training.heads.losses.adapter_training import AdapterTraining
-from polydraft.training.heads.losses.block_training import BlockTraining
 from polydraft.training.heads.losses.eagles import (
     ROW_LOSSES,
     Eagle1Training,
@@ -65,7 +52,7 @@ from polydraft.training.heads.losses.eagles import (
     MtpTraining,
     own_rows,
 )
-from polydraft.training.heads.losses.last_state_training import MedusaTraining, RowLoss, WalkTraining, new_heads
+from polydraft.training.heads.losses.last_state_training import MedusaTraining, new_heads
 from polydraft.training.heads.losses.masked_training import (
     PardTraining,
     begun_with,
@@ -73,7 +60,7 @@ from polydraft.training.heads.losses.masked_training import (
     new_draft_model,
     write_draft_model,
 )
-from polydraft.training.heads.losses.path_training import LATTICE_LOSSES, LatticeTraining, XPressTraining
+from polydraft.training.heads.losses.path_training import LATTICE_LOSSES
 from polydraft.training.heads.losses.rider_training import PassTraining, SpaceTraining, check_branches
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.slot_training import FalconTraining, ParallelTraining
@@ -87,8 +74,6 @@ from polydraft.training.heads.losses.tuned_target import (
     write_tuned,
 )
 from polydraft.training.heads.new_heads import (
-    ANCHORS,
-    BLOCK_LOSSES,
     DECAY_OF_MTP,
     DEEPSPEC,
     DRAFTS,
@@ -100,13 +85,10 @@ from polydraft.training.heads.new_heads import (
     OWN,
     PASSES,
     PLACES,
-    RANK,
     RIDER_PLACES,
     SOFT_LOSSES,
     SPECULATORS,
-    TERMS,
     VLLM,
-    XPRESS_LOSSES,
     HeadMaker,
     HeadSize,
     NewHead,
@@ -115,6 +97,7 @@ from polydraft.training.heads.new_heads import (
     last_norm,
 )
 from polydraft.training.heads.pruning import pruned
+from polydraft.training.heads.walk_makers import hydra, joined, redrafter, speculator
 
 
 def _medusa(
@@ -235,202 +218,6 @@ def _mtp(
     return NewHead(MtpTraining(head, ends, size.drafts or PASSES, weights, own), HeadDrafter(head, own), write_mtp)
 
 
-def _block(ends: TargetEnds, shape: BlockShape, path: PathTerm, size: HeadSize) -> NewHead:
-    head = BlockHead(shape, path, path.told)
-    return _of_block(BlockTraining(head, ends, ANCHORS, BLOCK_LOSSES[size.loss]), ends)
-
-
-def _of_block(training: BlockTraining, ends: TargetEnds) -> NewHead:
-    return NewHead(training, HeadDrafter(training.head, HeadEnds(tokens=ends.tokens)), write_block)
-
-
-def _block_shape(
-    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None
-) -> BlockShape:
-    """Return a block head's sizes: those of the head that it begins with, as deep as is asked for.
-
-    Raises:
-        InvalidParameter: another number of layers is asked for, or the head to begin with is for another target.
-    """
-    if given is None:
-        anatomy = anatomy_for(target, size, normed=True)
-        return BlockShape(anatomy, size.layers or 2, reads, width, size.drafts or DRAFTS, mask_id=None)
-    shape = given.shape
-    if size.layers not in (None, shape.layers):
-        raise InvalidParameter(
-            f"The head to begin with has {shape.layers} layers, not {size.layers}; leave layers out."
-        )
-    if {shape.target_width, shape.anatomy.width} != {width}:
-        raise InvalidParameter(
-            f"The head to begin with reads states of width {shape.target_width} and is {shape.anatomy.width} wide, and "
-            f"the target {width}: it was trained for another target."
-        )
-    return replace(shape, block=(size.drafts or shape.drafts) + (not shape.shifted))
-
-
-def _dspark(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
-) -> NewHead:
-    vocab, width = ends.embedding.shape
-    given = start if isinstance(start, BlockHead) else None
-    shape = _block_shape(target, width, reads, size, given)
-    shape = _masked(target, shape, keeps=given is not None and isinstance(given.path, Markov))
-    path = _markov(size, vocab, len(ends.rows), shape.anatomy.width, None if given is None else given.path)
-    return _block(ends, shape, path, size)
-
-
-def _masked(target: PreTrainedModel, shape: BlockShape, *, keeps: bool) -> BlockShape:
-    """Return a shape whose mask is a token, the target's end where it had an embedding of its own and keeps none.
-
-    Raises:
-        InvalidParameter: the mask is none of the target's tokens.
-    """
-    config = target.config.get_text_config()
-    if shape.mask_id is None and not keeps:
-        end = config.eos_token_id
-        shape = replace(shape, mask_id=end[0] if isinstance(end, list) else end or 0)
-    if shape.mask_id is not None and shape.mask_id >= config.vocab_size:
-        raise InvalidParameter(
-            f"The mask of the head to begin with is token {shape.mask_id}, and the target has {config.vocab_size} "
-            "tokens: it was trained for another target."
-        )
-    return shape
-
-
-def _markov(size: HeadSize, vocab: int, rows: int, width: int, given: PathTerm | None) -> PathTerm:
-    """Return DSpark's term: the one that is asked for, or else like the given one.
-
-    Raises:
-        InvalidParameter: the given one goes on, and another rank is asked for.
-    """
-    like = given if isinstance(given, Markov) else None
-    kind = Markov if like is None else type(like)
-    kind = kind if size.term is None else TERMS[size.term]
-    if like is not None and type(like) is kind:
-        _check_rank(size, like.rank)
-    rank = size.rank or (RANK if like is None else like.rank)
-    return Markov(vocab, rows, rank) if kind is Markov else kind(vocab, rows, rank, width)  # pyright: ignore[reportCallIssue]  the two others read the slot
-
-
-def _check_rank(size: HeadSize, rank: int) -> None:
-    if size.rank not in (None, rank):
-        raise InvalidParameter(f"The head to begin with has a term of rank {rank}, not {size.rank}; leave rank out.")
-
-
-def _in_place(
-    target: PreTrainedModel, width: int, reads: tuple[Layer, ...], size: HeadSize, given: BlockHead | None, kind: type
-) -> BlockShape:
-    """Return the sizes of a block head whose slots draft their own places, as those with a term of a kind do."""
-    shape = _block_shape(target, width, reads, size, given)
-    goes_on = given is not None and isinstance(given.path, kind)
-    shape = shape if goes_on else replace(shape, shifted=False, block=shape.drafts + 1)
-    return _masked(target, shape, keeps=goes_on)
-
-
-def _xpress(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
-) -> NewHead:
-    (vocab, width), given = ends.embedding.shape, start if isinstance(start, BlockHead) else None
-    like = given.path if given is not None and isinstance(given.path, XPress) else None
-    shape = _in_place(target, width, reads, size, given, XPress)
-    if like is not None:
-        _check_rank(size, like.rank)
-        if like.slots != shape.block:
-            raise InvalidParameter(f"The head to begin with mixes {like.slots} slots, not {shape.block}.")
-    rank = size.rank or (RANK if like is None else like.rank)
-    inner = 2 * rank if like is None else like.inner
-    path = XPress(vocab, len(ends.rows), rank, shape.anatomy.width, shape.block, inner)
-    return _of_block(XPressTraining(BlockHead(shape, path), ends, ANCHORS, XPRESS_LOSSES[size.loss]), ends)
-
-
-def _lilicorr(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
-) -> NewHead:
-    width, given = ends.embedding.shape[1], start if isinstance(start, BlockHead) else None
-    like = given.path if given is not None and isinstance(given.path, LiLiCorr) else None
-    shape = _in_place(target, width, reads, size, given, LiLiCorr)
-    if like is not None and like.drafts != shape.drafts:
-        raise InvalidParameter(f"The head to begin with has candidates of {like.drafts} drafts, not {shape.drafts}.")
-    own = shape.anatomy
-    lattice = LatticeShape(8, own.width, 2, own.heads, 2.0, own.width, 1e-4, 8.0, own.eps)
-    path = LiLiCorr(own.width, shape.drafts, lattice if like is None else like.shape)
-    return _of_block(LatticeTraining(BlockHead(shape, path), ends, ANCHORS, LATTICE_LOSSES[size.loss]), ends)
-
-
-def _mixing(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
-) -> NewHead:
-    width = ends.embedding.shape[1]
-    given = start if isinstance(start, BlockHead) else None
-    like = given.path if given is not None and isinstance(given.path, Mixing) else None
-    shape = _block_shape(target, width, reads, size, given)
-    shape = shape if like is not None else replace(shape, mask_id=None)
-    sizes = (width, 3 * width // 2) if like is None else (like.size, cast(nn.Linear, like.mix[0]).out_features)
-    return _block(ends, shape, Mixing(shape.anatomy.width, *sizes), size)
-
-
-def _speculator(
-    kind: type[MlpSpeculator],
-    target: PreTrainedModel,
-    ends: TargetEnds,
-    reads: tuple[Layer, ...],
-    size: HeadSize,
-    start: nn.Module | None = None,
-) -> NewHead:
-    (vocab, width), given = ends.embedding.shape, start if isinstance(start, kind) else None
-    inner, depths = (width, DRAFTS) if given is None else (given.inner, given.depths)
-    like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
-    scaled, rows = given is None or given.scaled, len(ends.rows)
-    network = kind(width, inner, vocab, size.drafts or depths, rows=rows, scaled=scaled, **like)
-    return _walked(network, ends, MEDUSA_LOSSES[size.loss], write_mlp)
-
-
-def _redrafter(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
-) -> NewHead:
-    width, given = ends.embedding.shape[1], start if isinstance(start, RecurrentHead) else None
-    layers, inner = (2, None) if given is None else (len(given.blocks), given.inner)
-    depths = size.drafts or (DRAFTS if given is None else given.depths)
-    recurrent = given is None or given.recurrent
-    network = RecurrentHead(width, size.layers or layers, len(ends.rows), inner, recurrent=recurrent, depths=depths)
-    if network.inner == 2 * width:
-        with torch.no_grad():  # what the target makes of h alone is a beginning
-            network.lm_head.weight.copy_(nn.functional.pad(ends.rows, (0, width)))
-    return _walked(network, ends, MEDUSA_LOSSES[size.loss], write_redrafter)
-
-
-def _hydra(
-    prefixed: bool,
-    target: PreTrainedModel,
-    ends: TargetEnds,
-    reads: tuple[Layer, ...],
-    size: HeadSize,
-    start: nn.Module | None = None,
-) -> NewHead:
-    width, given = ends.embedding.shape[1], start if isinstance(start, Hydra) else None
-    if given is not None and (given.prefix is not None) != prefixed:
-        has = "has the layer of Hydra++" if given.prefix is not None else "has no layer before its heads"
-        raise InvalidParameter(f"The head to begin with {has}; train head hydra{'' if prefixed else '++'}.")
-    depths, layers = size.drafts or DRAFTS, size.layers or (4 if prefixed else 1)
-    if given is not None:
-        depths, layers = size.drafts or given.depths, size.layers or given.layers
-    anatomy = (anatomy_for(target, size) if prefixed else None) if given is None else given.anatomy
-    network = Hydra(width, depths, layers, None if given is None else given.own_rows, anatomy)
-    return _walked(network, ends, SOFT_LOSSES[size.loss], write_hydra)
-
-
-def _joined(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
-) -> NewHead:
-    depths = size.drafts or (start.depths if isinstance(start, JoinedWalk) else DRAFTS)
-    loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
-    return _walked(JoinedWalk(ends.embedding.shape[1], depths, reads), ends, loss, write_walk)
-
-
-def _walked(network: WalkedHead, ends: TargetEnds, loss: RowLoss | None, writer: Callable[..., None]) -> NewHead:
-    return NewHead(WalkTraining(network, ends, loss), HeadDrafter(network, HeadEnds(tokens=ends.tokens)), writer)
-
-
 def _pard(
     target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
 ) -> NewHead:
@@ -509,12 +296,12 @@ _of_layers = partial(HeadMaker, reads_layers=True)
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
     "medusa-2": HeadMaker(_medusa_2, (), fewer=(), losses=(*MEDUSA_LOSSES,), path=False, tunes=True),
-    "mlp": _walk(partial(_speculator, MlpSpeculator), most_layers=0),
-    "arctic-lstm": _walk(partial(_speculator, LstmSpeculator), most_layers=0),
-    "redrafter": _walk(_redrafter),
-    "hydra": _walk(partial(_hydra, False)),
-    "hydra++": _walk(partial(_hydra, True)),
-    "joined-walk": _walk(_joined, other_forms=(), fewer=(OFFICIAL,), most_layers=0, reads_layers=True),
+    "mlp": _walk(partial(speculator, MlpSpeculator), most_layers=0),
+    "arctic-lstm": _walk(partial(speculator, LstmSpeculator), most_layers=0),
+    "redrafter": _walk(redrafter),
+    "hydra": _walk(partial(hydra, False)),
+    "hydra++": _walk(partial(hydra, True)),
+    "joined-walk": _walk(joined, other_forms=(), fewer=(OFFICIAL,), most_layers=0, reads_layers=True),
     "pass": _walk(_pass, other_forms=(), fewer=(), most_layers=0, path=False),
     "space": _walk(_space, other_forms=(), fewer=(), most_layers=0, path=False, tunes=True, starts=False),
     "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
@@ -523,10 +310,10 @@ MAKERS: Mapping[str, HeadMaker] = {
     "p-eagle": _of_layers(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
     "falcon": HeadMaker(_falcon, (), fewer=(), losses=("published",)),
     "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
-    "dspark": _of_layers(_dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
-    "xpress": _of_layers(_xpress, ranked=True),
-    "lilicorr": _of_layers(_lilicorr, (), losses=(*LATTICE_LOSSES,)),
-    "mixing": _of_layers(_mixing, ()),
+    "dspark": _of_layers(dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
+    "xpress": _of_layers(xpress, ranked=True),
+    "lilicorr": _of_layers(lilicorr, (), losses=(*LATTICE_LOSSES,)),
+    "mixing": _of_layers(mixing, ()),
     "spire": HeadMaker(_spire, (), fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,)),
     "adapter": _walk(
         _adapter, other_forms=(), fewer=(), most_drafts=None, most_layers=1, reads_layers=True, exits=True

@@ -28,10 +28,10 @@ from polydraft.drafters.heads.formats.last_state_folders import (
     read_medusa,
 )
 from polydraft.drafters.heads.formats.mtp_folders import holds_mtp, is_mtp, read_mtp
-from polydraft.drafters.heads.formats.own_walk_folders import holds_walk, is_walk, read_walk
 from polydraft.drafters.heads.formats.rider_folders import holds_pass, is_pass, read_pass
 from polydraft.drafters.heads.formats.spire_folders import holds_spire, is_spire, read_spire
-from polydraft.drafters.heads.formats.walk_folders import (
+from polydraft.drafters.heads.formats.walked.own_walk_folders import holds_walk, is_walk, read_walk
+from polydraft.drafters.heads.formats.walked.walk_folders import (
     holds_hydra,
     holds_mlp,
     holds_redrafter,
