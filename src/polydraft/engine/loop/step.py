@@ -283,8 +283,8 @@ def room_for(methods: Sequence[Method]) -> int:
 
     The largest tree of one row and the most riders of another lie in one pass; a view's slots are written before it.
     """
-    tree = max(one.policy.largest.size for one in methods)
-    return tree + max(one.drafter.needs.riders + one.drafter.needs.slots for one in methods) + 1
+    sizes = [(one.policy.largest.size, one.drafter.needs.riders + one.drafter.needs.slots) for one in methods]
+    return sum(map(max, zip(*sizes, strict=True))) + 1
 
 
 def capacity_for(method: Method, endings: Sequence[Ending]) -> int:

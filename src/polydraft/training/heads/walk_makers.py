@@ -91,8 +91,8 @@ def joined(
 ) -> NewHead:
     """Make a walk from three layers of the target, joined."""
     depths = size.drafts or (start.depths if isinstance(start, JoinedWalk) else DRAFTS)
-    loss = soft_cross_entropy if size.loss == "published" else MEDUSA_LOSSES[size.loss]
-    return _walked(JoinedWalk(ends.embedding.shape[1], depths, reads), ends, loss, write_walk)
+    network = JoinedWalk(ends.embedding.shape[1], depths, reads)
+    return _walked(network, ends, SOFT_LOSSES[size.loss], write_walk)
 
 
 def _walked(network: WalkedHead, ends: TargetEnds, loss: RowLoss | None, writer: Callable[..., None]) -> NewHead:
