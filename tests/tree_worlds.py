@@ -66,7 +66,7 @@ class DeepWorld:
                 if node in inner and there:
                     probs[row, node] = rows[len(text)][text]
         tree = TokenTree(tokens.clamp_min(0), Topology(torch.tensor(shape.parents).repeat(len(found), 1)), valid)
-        draft = Draft(tree, tokens.where(valid, -1), listed, probs, most_children=shape.max_children)
+        draft = Draft(tree, tokens.where(valid, -1), listed, probs, most_children=shape.max_children, planned=shape)
         return draft, torch.tensor([chance for _, chance in found], dtype=torch.float64), target
 
     def text_law(self, draft: Draft, verifier: PathVerifier, rows: Tensor, chance: Tensor) -> Tensor:

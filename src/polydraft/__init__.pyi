@@ -107,6 +107,7 @@ from .verifiers import (
     TopThenSampleRule,
     TraversalVerification,
     TypicalAcceptance,
+    Valued,
 )
 
 __version__: str
@@ -200,6 +201,7 @@ __all__ = [
     "TreeShape",
     "TrunkThenBranch",
     "TypicalAcceptance",
+    "Valued",
     "View",
     "Widths",
     "WithoutReplacement",

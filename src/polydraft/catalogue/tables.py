@@ -117,6 +117,13 @@ RULES: tuple[RuleLine, ...] = (
         ),
     ),
     RuleLine(
+        "valued",
+        f"{_TREES}.valued:Valued",
+        (_WITHOUT, _IID, _TOP_THEN_IID, _TOP_THEN_SAMPLE, _TOP_K, _GIVEN, _PRODUCT),
+        on_trees=(_IID, _TOP_THEN_SAMPLE),
+        measured=LimitsEntry("by value", trees=(_IID, _WITHOUT)),
+    ),
+    RuleLine(
         "by-shape",
         f"{_TREES}.block_verification:ByShape",
         measured=LimitsEntry(trees=()),

@@ -86,6 +86,7 @@ def cut(draft: Draft, drafts: int, most_children: int | None, *, counted: bool) 
         probs=probs.where(inner.view(*inner.shape, *[1] * (probs.dim() - 2)), 0.0),
         scored=None if draft.scored is None else draft.scored[:, :width],
         most_children=most_children,
+        planned=None,
     )
 
 

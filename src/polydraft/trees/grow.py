@@ -192,6 +192,7 @@ class ShapedTree:
             torch.cat(alike(listed, -1), dim=1),
             torch.cat(alike(probs, 0.0), dim=1),
             most_children=self._shape.max_children,
+            planned=self._shape,
             failure=failure,
             sound=self._sound,
             stopped=self._stopped,

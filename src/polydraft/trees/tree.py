@@ -231,7 +231,6 @@ MEDUSA_63 = TreeShape(
 )
 """The tree that Medusa publishes for its 7B heads (arXiv 2401.10774, section 2.3.3): 63 drafts, depth 4."""
 
-
 ROOT_ONLY = TreeShape(())
 
 
@@ -312,10 +311,10 @@ class Draft:
         whole: whether the shortlists of the topology's `inner` nodes are all of the target's tokens in the order of
             their ids, so that the target's rows need not be put in the order of a list.
         most_children: the most children that a node of any of these trees could have had, fixed before the first was
-            drawn; None if unknown. A verifier may choose its rule by this bound. It must not choose by the tree itself,
-            whose shape may follow from what was drawn.
-        failure: the error that ended growth early, after drafts had been drawn; None if growth came to its own end.
-            The tree is a draft all the same, to be verified as it is; see `trees.grow`.
+            drawn; None if unknown. A verifier may choose its rule by this bound and by `planned`. It must not choose by
+            the tree itself, whose shape may follow from what was drawn.
+        planned: the shape fixed likewise, of which the tree is the first levels; None if there was none.
+        failure: the error that ended growth early, after drafts were drawn, which are verified all the same; or None.
         sound: in which rows all draft rows were laws, to be read when the step is over; None if they are known to be.
         riders: what is to be scored beside the tree; None for nothing.
         embeddings: learnt input embeddings that riders name by ids beyond the target's tokens.
@@ -332,6 +331,7 @@ class Draft:
     scored: Int[Tensor, "b n"] | None = None
     whole: bool = False
     most_children: int | None = None
+    planned: TreeShape | None = None
     failure: Exception | None = None
     sound: Bool[Tensor, "b"] | None = None
     riders: Riders | None = None

@@ -30,6 +30,7 @@ from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, PathVerifier, Top
 from polydraft.verifiers.trees.rollback import Rollback
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.traversal import TraversalVerification
+from polydraft.verifiers.trees.valued import Valued
 
 __all__ = [
     "BlockVerification",
@@ -61,6 +62,7 @@ __all__ = [
     "TraversalVerification",
     "TreeVerifier",
     "TypicalAcceptance",
+    "Valued",
     "check_rows",
     "expected_accepted",
     "has_marginal",

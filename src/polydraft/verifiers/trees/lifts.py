@@ -212,8 +212,8 @@ class Division(NamedTuple):
     scale: Rate
 
 
-Divide = Callable[[Drafts, DraftRows, Row, Rate], Division]
-"""Divides the mass of nodes, given drafts, draft rows, target rows and scales."""
+Divide = Callable[..., Division]
+"""Divides the mass of nodes, given drafts, draft rows, target rows and scales, and their kinds if they have any."""
 
 
 class _DividesTrees(TreeVerifier, Protocol):
@@ -271,8 +271,13 @@ class Trials:
         return PathLaw((failed_before * in_order).gather(-1, order), normalised(self.rest, self.atoms))
 
 
-def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -> Trials:
-    """Sweep down the trees, level by level, and return every node's trial; float64."""
+def trials(
+    draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide, kinds: Int[Tensor, " n"] | None = None
+) -> Trials:
+    """Sweep down the trees, level by level, and return every node's trial; float64.
+
+    `kinds`, a number for each node, is handed on to `divide`.
+    """
     tree, rows = draft.tree, torch.arange(len(target_probs), device=target_probs.device).unsqueeze(-1)
     atoms = listed_atoms(draft, target_probs).double()
     probs = torch.nn.functional.pad(draft.probs, (0, 1)).double()
@@ -286,7 +291,8 @@ def trials(draft: Draft, target_probs: Float[Tensor, "b n V"], divide: Divide) -
         if width == 0:
             success = success.scatter(-1, place, scale)
             continue
-        part = divide(drafts[rows, here, :width], probs[rows, here], atoms[rows, here], scale)
+        kind = () if kinds is None else (kinds[here],)
+        part = divide(drafts[rows, here, :width], probs[rows, here], atoms[rows, here], scale, *kind)
         below = children[rows, here, :width]
         below = below.where((below >= 0) & (nodes >= 0).unsqueeze(-1), spare)
         scales = scales.scatter(-1, below.flatten(1), part.children.flatten(1))
