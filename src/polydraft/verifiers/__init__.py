@@ -30,9 +30,11 @@ from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, PathVerifier, Top
 from polydraft.verifiers.trees.rollback import Rollback
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.traversal import TraversalVerification
+from polydraft.verifiers.trees.tree_bound import FAMILIES, PriceFamily, dual_values, fitted_bound
 from polydraft.verifiers.trees.valued import Valued
 
 __all__ = [
+    "FAMILIES",
     "BlockVerification",
     "BottomUp",
     "ByShape",
@@ -45,6 +47,7 @@ __all__ = [
     "OutcomeLaw",
     "PathLaw",
     "PathVerifier",
+    "PriceFamily",
     "Race",
     "RecursiveRejection",
     "RecursiveRejectionWithoutReplacement",
@@ -64,7 +67,9 @@ __all__ = [
     "TypicalAcceptance",
     "Valued",
     "check_rows",
+    "dual_values",
     "expected_accepted",
+    "fitted_bound",
     "has_marginal",
     "most_drafts",
     "require_few",
