@@ -10,8 +10,8 @@ from torch import Tensor
 from polydraft.probs import Noise, SamplingParams, to_probs
 from polydraft.schemes import Scheme
 from polydraft.trees import Draft, Frontier, TreePolicy, grow
-from polydraft.verifiers import expected_accepted
-from polydraft_lab.limits.cases import TreeCase, is_chain
+from polydraft.verifiers import dual_values, expected_accepted
+from polydraft_lab.limits.cases import ANY_RULE, TreeCase, is_bounded, is_chain
 from polydraft_lab.limits.positions import Sample, draft_rows
 from polydraft_lab.limits.reading import TreesBelow
 
@@ -33,7 +33,8 @@ def accepted_on_trees(
 ) -> Accepted:
     """Grow one tree per root and scheme, and sum up what the scheme's rules accept of them on average.
 
-    Only the trees are drawn; the acceptance of each is computed. All rules of a scheme see the same trees.
+    Only the trees are drawn; the acceptance of each is computed. All rules of a scheme see the same trees, and
+    where every node above the last depth has children, so does a bound on any exact rule, with prices fitted to none.
 
     Args:
         sample: the text.
@@ -55,6 +56,9 @@ def accepted_on_trees(
             rows = score_trees(sample, part, draft, temperatures[0])
             for case in rules:
                 sums[case.label] += float(expected_accepted(case.verifier, draft, rows).sum())
+            if is_bounded(policy, rules[0].verifier.scheme):
+                values = dual_values(draft, rows, rules[0].verifier.scheme)
+                sums[ANY_RULE] = sums.get(ANY_RULE, 0.0) + float(values.sum())
         result[name] = sums
     return result
 

@@ -25,6 +25,8 @@ NAIVE = "naive match"
 """The short name of naive match."""
 UNDEFINED, TOO_DEAR = "n/a", ">>"
 """Signs in place of a number: the rule takes fewer drafts; there are too many orders of rejected drafts to follow."""
+ANY_RULE = "any exact rule, at most"
+"""The name of the bound on all exact rules, in tables of trees."""
 LARGEST_VOCABULARY = 2**20
 
 
@@ -147,6 +149,13 @@ TREE_SHAPES = ("chain:4", "2,2,1", "4,2,1")
 def is_chain(policy: TreePolicy) -> bool:
     """Tell whether every node of the policy's trees has at most one child."""
     return policy.shape.max_children <= 1
+
+
+def is_bounded(policy: TreePolicy, scheme: Scheme) -> bool:
+    """Tell whether any exact rule is bounded on a policy's trees: of full levels, of drafts that are drawn."""
+    levels = zip(policy.shape.levels, policy.shape.counts, strict=False)
+    full = all(len(nodes) == sum(count > 0 for count in counts) for nodes, counts in levels)
+    return full and scheme.independent and scheme.lone_draft_is_drawn and not scheme.several_rows
 
 
 def tree_policies(shapes: tuple[str, ...]) -> dict[str, TreePolicy]:

@@ -17,10 +17,12 @@ from polydraft.theory import optimal_acceptance
 from polydraft.verifiers import NaiveMatch, TopDown
 from polydraft_lab.limits.branching import Accepted, accepted_on_trees, every, most_room
 from polydraft_lab.limits.cases import (
+    ANY_RULE,
     NAIVE,
     TREE_SHAPES,
     NodeCase,
     TreeCase,
+    is_bounded,
     node_cases,
     tree_cases,
     tree_policies,
@@ -53,6 +55,7 @@ class LimitsSettings:
         seed: fixes the texts and the trees.
         node_cases: the node rules.
         tree_cases: the tree rules.
+        bounded: whether a bound on any exact rule stands beside them.
 
     Raises:
         InvalidParameter: a value outside its range.
@@ -69,6 +72,7 @@ class LimitsSettings:
     seed: int = 0
     node_cases: tuple[NodeCase, ...] = field(default_factory=node_cases)
     tree_cases: tuple[TreeCase, ...] = field(default_factory=tree_cases)
+    bounded: bool = True
 
     def __post_init__(self) -> None:
         for temperature in (*self.temperatures, self.draft_temperature or 0.0):
@@ -107,7 +111,7 @@ class LimitsSettings:
             nodes += (NodeCase(NAIVE, NaiveMatch(scheme)),)
         for scheme in (one for one in able if one not in {case.verifier.scheme for case in trees}):
             trees += tuple(TreeCase(NAIVE, TopDown(NaiveMatch(scheme)), chain=chain) for chain in (True, False))
-        return replace(self, node_cases=nodes, tree_cases=trees)
+        return replace(self, node_cases=nodes, tree_cases=trees, bounded=False)
 
     def layout(self) -> dict[str, dict[str, set[str]]]:
         """Return what a record's sums at nodes are of: scheme -> number of drafts -> the optimum and the rules."""
@@ -123,7 +127,9 @@ class LimitsSettings:
         found: dict[str, dict[str, set[str]]] = {}
         for name, policy in tree_policies(self.shapes).items():
             for case in (one for one in self.tree_cases if one.fits(policy)):
-                found.setdefault(name, {}).setdefault(case.verifier.scheme.name, set()).add(case.label)
+                of_scheme = found.setdefault(name, {}).setdefault(case.verifier.scheme.name, set())
+                bound = {ANY_RULE} if is_bounded(policy, case.verifier.scheme) and self.bounded else set[str]()
+                of_scheme.update({case.label} | bound)
         return found
 
     def conditions(self) -> dict[str, object]:

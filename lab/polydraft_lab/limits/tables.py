@@ -177,8 +177,8 @@ def as_document(
     parts += [
         "Rows in italics are schemes, with the largest acceptance rate of any exact rule, in per cent ± half the "
         "interval. Under each are its rules, with their acceptance and how many points they differ from that optimum. "
-        "In the tables of trees a star marks the best of a column; in brackets is the difference from it on the same "
-        "texts. All rules of a scheme see the same trees.",
+        "In the tables of trees a star marks the largest of a column, the bound on exact rules where there is one; in "
+        "brackets is the difference from it on the same texts. All rules of a scheme see the same trees.",
         *(table.as_markdown() for table in tables),
         *footnotes(tables),
         *(f"![{Path(name).stem}]({name})" for name in figures),
