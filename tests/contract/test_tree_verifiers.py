@@ -1,6 +1,6 @@
 """What every tree verifier promises besides exactness."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -51,9 +51,7 @@ def drafted(verifier: TreeVerifier, rows: int, world: World, noise: Noise) -> tu
 
 
 def row_of(draft: Draft, row: int) -> Draft:
-    one = slice(row, row + 1)
-    tree = TokenTree(draft.tree.tokens[one], Topology(draft.tree.parents[one]), draft.tree.valid[one])
-    return Draft(tree, draft.atoms[one], draft.shortlist[one], draft.probs[one])
+    return replace(draft.of([row]), most_children=None)
 
 
 @each_verifier
@@ -141,7 +139,7 @@ def test_float32_rows_give_nearly_the_same_verdicts(verifier: TreeVerifier):
     noise = Noise.from_seed(7, 200)
     draft, rows = drafted(verifier, 200, World.random(6), noise)
     exact = verifier.verify(draft, rows, noise.at(1))
-    single = Draft(draft.tree, draft.atoms, draft.shortlist, draft.probs.float())
+    single = replace(draft, probs=draft.probs.float())
     rounded = verifier.verify(single, rows.float(), noise.at(1))
     assert int((exact.path != rounded.path).any(dim=-1).sum()) <= 1
 
@@ -164,8 +162,8 @@ def test_the_law_of_a_batch_is_that_of_its_rows(verifier: PathVerifier):
     whole = verifier.path_law(draft, rows)
     for row in range(6):
         alone = verifier.path_law(row_of(draft, row), rows[row : row + 1])
-        torch.testing.assert_close(whole.end[row], alone.end[0], rtol=0, atol=1e-14)
-        torch.testing.assert_close(whole.rest[row], alone.rest[0], rtol=0, atol=1e-14)
+        torch.testing.assert_close(whole.end[row], alone.end[0], rtol=0, atol=1e-13)
+        torch.testing.assert_close(whole.rest[row], alone.rest[0], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("verifier", [TopDown(RecursiveRejection()), BottomUp(RecursiveRejection())], ids=named)

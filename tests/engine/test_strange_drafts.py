@@ -49,6 +49,7 @@ from polydraft.verifiers import (
     TopDown,
     TopThenSampleRule,
     TraversalVerification,
+    Valued,
 )
 
 FALSE_ALARM_RATE = 1e-6
@@ -401,6 +402,7 @@ RULES: list[tuple[PathVerifier, TreePolicy]] = [
     (BottomUp(RecursiveRejection()), Widths((2, 1, 1))),
     (BottomUp(RecursiveRejection(Product())), Widths((2, 1))),
     (TraversalVerification(), Widths((2, 2))),
+    (Valued(), Widths((2, 2))),
     (BlockVerification(), Chain(3)),
     (ByShape(), Chain(3)),
 ]

@@ -44,6 +44,7 @@ from polydraft.verifiers import (
     TopDown,
     TopThenSampleRule,
     TraversalVerification,
+    Valued,
 )
 
 POLICIES: list[TreePolicy] = [
@@ -60,6 +61,8 @@ RULES: list[PathVerifier] = [
     BottomUp(RecursiveRejection(Product())),
     TopDown(RecursiveRejectionWithoutReplacement()),
     TraversalVerification(IID()),
+    Valued(IID()),
+    Valued(),
     TraversalVerification(WithoutReplacement()),
 ]
 CHAIN_RULES: list[PathVerifier] = [

@@ -24,6 +24,7 @@ from polydraft.verifiers import (
     TopDown,
     TopThenSampleRule,
     TraversalVerification,
+    Valued,
 )
 from polydraft.verifiers.trees.lifts import certain_verdict
 
@@ -45,6 +46,8 @@ VERIFIERS: list[tuple[PathVerifier, TreeShape]] = [
     *((TopDown(rule), BUSHY) for rule in RULES),
     *((verifier, BUSHY) for verifier in LIFTED),
     (TraversalVerification(), BUSHY),
+    (Valued(), BUSHY),
+    (Valued(IID()), BUSHY),
     (TraversalVerification(IID()), BUSHY),
     (TopDown(SpeculativeSampling()), CHAIN),
     (BlockVerification(), CHAIN),

@@ -50,6 +50,7 @@ from polydraft.verifiers import (
     TopDown,
     TopThenSampleRule,
     TraversalVerification,
+    Valued,
 )
 
 LATE = (1, 1, 2)
@@ -83,6 +84,8 @@ VERIFIERS: list[PathVerifier] = [
     TopDown(RecursiveRejection(Product())),
     ByShape(),
     TraversalVerification(),
+    Valued(),
+    Valued(IID()),
     ByShape(BlockVerification(IID()), TopDown(RecursiveRejection())),
     ByShape(BlockVerification(WithoutReplacement()), TopDown(RecursiveRejectionWithoutReplacement())),
     ByShape(BlockVerification(ConditionalPoisson()), TopDown(NaiveMatch(ConditionalPoisson()))),

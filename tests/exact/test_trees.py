@@ -40,6 +40,7 @@ from polydraft.verifiers import (
     TopDown,
     TopThenSampleRule,
     TraversalVerification,
+    Valued,
     expected_accepted,
     most_drafts,
 )
@@ -284,7 +285,7 @@ WHOLE = [
     *map(TopDown, LONE),
     BlockVerification(),
     *(BottomUp(rule) for rule in (Optimal(), Optimal(TopThenIID(1)), RecursiveRejection(), TopThenSampleRule())),
-    *(TraversalVerification(scheme) for scheme in (IID(), WithoutReplacement())),
+    *(rule(scheme) for rule in (TraversalVerification, Valued) for scheme in (IID(), WithoutReplacement())),
 ]
 
 

@@ -47,7 +47,7 @@ class Valued(FromLeaves):
     alike, shares are those of `Optimal`. Without replacement and
     with three children or more, the first child is tried against its own row as in `TraversalVerification` if it alone
     has children, and the others after it by `Optimal` on the row without it. Both copies of a repeated token have
-    shares, each with its own subtree.
+    shares, each with its own subtree, unless the target is certain of it.
     Scheme: independent drafts, also with certain ones before them or of several rows; successive ones; certain ones.
     Exactness: as `BottomUp`, for any curves: shares depend on the node's row, its drafts, its scale and the shape that
     was planned before the first draft was drawn (`Draft.planned`), never on what was drawn below. Trees whose shape
@@ -141,6 +141,9 @@ class Valued(FromLeaves):
         accepted, shares = np.minimum(taken, mass), np.zeros(len(drafts))
         kept = accepted[drawn] / np.where(taken[drawn] > 0, taken[drawn], 1.0)
         shares[:count] = shares_at(prices, parts, drawn) * kept
+        if np.count_nonzero(mass) == 1:  # of a certain token the first copy is kept, as `certain_verdict` says
+            own = int((mass[drawn] > 0).argmax())
+            shares[own], shares[own + 1 :] = shares.sum(), 0.0
         return shares, accepted
 
     def _laws(self, row: Numbers, drawn: Places) -> Numbers:
