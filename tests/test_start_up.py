@@ -42,6 +42,9 @@ def called(*arguments: str) -> str:
         called("generate", "x", "--temperature", "hot"),
         called("serve", "--port", "many"),
         called("chatt"),
+        called("completion", "fish"),
+        "import runpy, sys\nsys.argv = ['polydraft', '--version']\n"
+        "try:\n    runpy.run_module('polydraft', run_name='__main__')\nexcept SystemExit:\n    pass",
     ],
 )
 def test_words_help_and_wrong_calls_load_nothing_heavy(code: str) -> None:

@@ -32,7 +32,7 @@ class Extra:
         Raises:
             MissingExtra: a package is not installed, has another version, or cannot be imported.
         """
-        missing = [one for one in self.requirements if _is_missing(one)]
+        missing = self.missing
         if missing:
             names = " and ".join(", ".join(map(_name, missing)).rsplit(", ", 1))
             are, wanted = "is" if len(missing) == 1 else "are", " ".join(f'"{one}"' for one in missing)
@@ -40,6 +40,11 @@ class Extra:
         for one in self.requirements:
             self._check_version(one)
             self._check_import(one)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The requirements whose package is not installed."""
+        return tuple(one for one in self.requirements if _is_missing(one))
 
     def _check_version(self, requirement: str) -> None:
         try:
@@ -86,3 +91,5 @@ SERVE = Extra(
     ("fastapi>=0.115", "llguidance>=1.3,<2", "pydantic>=2.12,<3", "prometheus-client>=0.20", "uvicorn>=0.30"),
 )
 TRAIN = Extra("Training needs", ("accelerate>=1.4,<2",))
+EXTRAS = {"serve": SERVE, "grammar": GRAMMAR, "gguf": GGUF, "train": TRAIN, "figures": FIGURES}
+"""All of them by their names in pyproject.toml."""

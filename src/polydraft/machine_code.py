@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -51,6 +52,14 @@ def _made(own: Callable[..., Any]) -> Any:
         made = njit(own, error_model="numpy", nogil=True)
     made.compile = partial(_compile, made, made.compile)
     return made
+
+
+def kept_in() -> Path | None:
+    """Return the folder where this file's machine code would be kept, as other files' is; None if nowhere can be."""
+    try:
+        return Path(import_module("numba").njit(clock, cache=True)._cache.cache_path)
+    except RuntimeError:
+        return None
 
 
 def _compile(made: Any, compile: Callable[[Any], Any], signature: Any) -> Any:

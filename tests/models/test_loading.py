@@ -13,7 +13,7 @@ from transformers.utils import logging
 import polydraft
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import check_same_size
-from polydraft.models.loading import _device, _dtype
+from polydraft.models.loading import device_named, precision_named
 
 VOCAB = len(tiny_tokenizer())
 
@@ -126,7 +126,7 @@ def test_sizes_may_differ_by_padding_only() -> None:
 )
 def test_unknown_dtype(dtype: object) -> None:
     with pytest.raises(CheckpointError, match=re.escape(f"There is no dtype {dtype!r}; use auto, float32")):
-        _dtype(dtype, torch.device("cpu"))
+        precision_named(dtype, torch.device("cpu"))
 
 
 def test_a_dtype_may_be_torchs_own(tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_a_dtype_may_be_torchs_own(tmp_path: Path) -> None:
 )
 def test_unknown_device(device: object) -> None:
     with pytest.raises(CheckpointError, match=re.escape(f"There is no device {device!r} here; use cpu")):
-        _device(device)
+        device_named(device)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]
 
 from polydraft.cli.option_words import KINDS
 from polydraft.cli.process import carried_out_by, exit_code_of
@@ -35,6 +36,7 @@ from polydraft.options.commands.making_options import (
     TrainPairOptions,
 )
 from polydraft.options.commands.serve_options import Settings
+from polydraft.options.commands.setup_options import CompletionOptions, DoctorOptions
 from polydraft.options.flags import command
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ app.add_typer(store_app, name="store")
 
 def main() -> None:
     """Run the command line and leave with its exit code; what goes wrong is one sentence on standard error."""
+    completion_init()  # scripts of `polydraft completion` ask typer by an environment variable
     sys.exit(exit_code_of(lambda: app(standalone_mode=False)))
 
 
@@ -204,6 +207,20 @@ add(
     FamilyOptions,
     "polydraft.cli.models:run_models",
     "Tell which types of models can be decoded with drafts, and how; exit code 1 if a checked one is wrong.",
+)
+add(
+    app,
+    "doctor",
+    DoctorOptions,
+    "polydraft.cli.setup.doctor:run_doctor",
+    "Tell what is installed, what this machine has, and what would fail or be slow; exit code 1 if something fails.",
+)
+add(
+    app,
+    "completion",
+    CompletionOptions,
+    "polydraft.cli.setup.completion:run_completion",
+    "Print the script by which a shell completes commands, options and words (docs/command_line.md).",
 )
 add_from_lab(app, "limits")
 add(

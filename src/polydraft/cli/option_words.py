@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from polydraft.catalogue import (
     AUTO,
     drafter_spellings,
+    drafter_words,
     example_trees,
     is_drafter_word,
     meant_drafter,
@@ -18,7 +19,7 @@ from polydraft.catalogue import (
     tables,
 )
 from polydraft.errors import InvalidParameter
-from polydraft.fetched import MODELS, MODULES, SHIPPED, is_derived, is_stack
+from polydraft.fetched import MODELS, MODULES, PROMPTS, SHIPPED, is_derived, is_stack
 from polydraft.options.flags import Words, one_of
 from polydraft.options.value_checks import listed
 
@@ -122,13 +123,26 @@ def _unless_auto(word: str) -> str | None:
     return None if word == AUTO else verifier_word(word)
 
 
+def _verifiers() -> Sequence[str]:
+    return AUTO, *rule_words()
+
+
+def _drafters() -> Sequence[str]:
+    return drafter_words(1)
+
+
+def _trees() -> Sequence[str]:
+    return *example_trees(growing=False), *example_trees(growing=True)
+
+
 KINDS = {
-    "verifier": Words(rules_in_help, verifier_word),
-    "rule": Words(check=rule_word),
-    "scheme": Words(lambda: listed(scheme_words()), scheme_word),
-    "drafter": Words(lambda: listed(drafter_spellings(1)), drafter_word),
-    "tree": Words(trees_in_help),
-    "served verifier": Words(check=_served(_unless_auto, "--verifier")),
-    "served drafter": Words(lambda: listed(drafter_spellings(1)), _served(drafter_word, "--drafter")),
+    "verifier": Words(rules_in_help, verifier_word, _verifiers),
+    "rule": Words(check=rule_word, offered=rule_words),
+    "scheme": Words(lambda: listed(scheme_words()), scheme_word, scheme_words),
+    "drafter": Words(lambda: listed(drafter_spellings(1)), drafter_word, _drafters),
+    "tree": Words(trees_in_help, offered=_trees),
+    "served verifier": Words(check=_served(_unless_auto, "--verifier"), offered=_verifiers),
+    "served drafter": Words(lambda: listed(drafter_spellings(1)), _served(drafter_word, "--drafter"), _drafters),
+    "fetched": Words(offered=lambda: (*MODELS, *PROMPTS)),
 }
 """The kinds of words that options name."""

@@ -102,8 +102,8 @@ def load(
             have so few bits.
         VocabularyMismatch: the two tokenizers differ.
     """
-    place = _device(device)
-    precision = _dtype(dtype, place)
+    place = device_named(device)
+    precision = precision_named(dtype, place)
     _check_weights_word(weights, place)
     if is_derived(draft):
         check_word(str(draft))
@@ -226,7 +226,12 @@ def check_same_size(target_size: int, draft_size: int) -> None:
         )
 
 
-def _device(name: object) -> torch.device:
+def device_named(name: object) -> torch.device:
+    """Return the device that a name means, as of `load`.
+
+    Raises:
+        CheckpointError: there is none of that name here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     refused = CheckpointError(f"There is no device {name!r} here; use cpu, or cuda or cuda:1 on a machine with GPUs.")
@@ -242,7 +247,12 @@ def _device(name: object) -> torch.device:
     return device
 
 
-def _dtype(name: object, device: torch.device) -> torch.dtype | str:
+def precision_named(name: object, device: torch.device) -> torch.dtype | str:
+    """Return the precision that a name means on a device, as of `load`; "auto" for the checkpoint's own.
+
+    Raises:
+        CheckpointError: there is none of that name.
+    """
     if name == "auto":
         return "auto" if device.type == "cuda" or multiplies_short() else torch.float32
     dtype = getattr(torch, name, None) if isinstance(name, str) else name

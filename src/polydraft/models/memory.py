@@ -23,10 +23,19 @@ def affords_copies(size: int, device: torch.device) -> bool:
     Raises:
         InvalidParameter: the limit that a user has set is no number.
     """
+    return size <= most_copied() and size <= free_bytes(device) // SHARE
+
+
+def most_copied() -> int:
+    """Return the bytes of weights up to which copies are made, where there is memory.
+
+    Raises:
+        InvalidParameter: the limit that a user has set is no number.
+    """
     said = os.environ.get(VARIABLE)
     if said is not None and not said.isdecimal():
         raise InvalidParameter(f"{VARIABLE} must be a whole number of MiB, but is {said!r}.")
-    return size <= (MOST_COPIED if said is None else int(said) << 20) and size <= free_bytes(device) // SHARE
+    return MOST_COPIED if said is None else int(said) << 20
 
 
 def free_bytes(device: torch.device) -> int:

@@ -14,10 +14,17 @@ from polydraft.options.value_checks import listed
 
 @dataclass(frozen=True)
 class Words:
-    """A kind of words: lists them for help; checks one and returns it as it is used, None where that comes later."""
+    """A kind of words.
+
+    Args:
+        listed: lists them for help.
+        check: checks one and returns it as it is used; None where that comes later.
+        offered: what a shell completes; every word that it returns can be given.
+    """
 
     listed: Callable[[], str] = str
     check: Callable[[Any], Any] | None = None
+    offered: Callable[[], Sequence[str]] = tuple
 
 
 def flags(options: type, kinds: Mapping[str, Words] | None = None) -> list[inspect.Parameter]:
@@ -79,6 +86,7 @@ def _parameter(one: OptionField, kinds: Mapping[str, Words]) -> inspect.Paramete
     shown["help"] = shown["help"].replace("{words}", words.listed()) if words else shown["help"]
     shown |= {"min": option.least, "max": option.most, "envvar": option.variable}
     shown["callback"] = _check(one, words)
+    shown["autocompletion"] = _completion(words)
     names = () if option.argument else (option.flag or f"--{one.name.replace('_', '-')}").split()
     info = typer.Argument(**shown) if option.argument else typer.Option(*names, **shown)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -88,7 +96,14 @@ def _parameter(one: OptionField, kinds: Mapping[str, Words]) -> inspect.Paramete
 def _words(words: tuple[str, ...] | str, kinds: Mapping[str, Words]) -> Words | None:
     if isinstance(words, str):
         return kinds[words]
-    return Words(lambda: listed(words), lambda word: one_of(word, words)) if words else None
+    return Words(lambda: listed(words), lambda word: one_of(word, words), lambda: words) if words else None
+
+
+def _completion(words: Words | None) -> Callable[[str], list[str]] | None:
+    """Return what typer calls with the beginning of a word; None where files are completed."""
+    if words is None:
+        return None
+    return lambda incomplete: [word for word in words.offered() if word.startswith(incomplete)]
 
 
 def _check(one: OptionField, words: Words | None) -> Callable[[Any], Any] | None:

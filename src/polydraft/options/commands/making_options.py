@@ -22,7 +22,9 @@ from polydraft.options.value_checks import to_look_at
 class FetchOptions:
     """One call of `polydraft fetch`."""
 
-    what: str | None = option(None, "What to fetch; none lists all there is.", argument=True, metavar="WORD")
+    what: str | None = option(
+        None, "What to fetch; none lists all there is.", argument=True, metavar="WORD", words="fetched"
+    )
     source: Path | None = FILE_TO_READ.but(
         help="The file that would be downloaded, if you have it.", flag="--from"
     ).usually(None)
