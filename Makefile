@@ -15,7 +15,7 @@ MARKED := gpu or slow or grammars or smollm2 or families or browser or soak
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-own-passes test-models test-grammars \
-	test-smollm2 test-browser soak site lint format clean
+	test-smollm2 test-browser soak site dist lint format clean
 
 env: $(READY)
 
@@ -101,14 +101,20 @@ site: env
 	$(BIN)/python docs/gather_pages.py
 	$(BIN)/mkdocs build --strict
 
+# What would be published, in dist/: an sdist, and a wheel that is built from it.
+dist: env
+	$(PIP) $(PINS) build
+	rm -rf dist
+	$(BIN)/python -m build
+
 lint: env
-	$(BIN)/ruff format --check src lab tests
-	$(BIN)/ruff check src lab tests
+	$(BIN)/ruff format --check src lab tests examples
+	$(BIN)/ruff check src lab tests examples
 	$(BIN)/pyright
 
 format: env
-	$(BIN)/ruff format src lab tests
-	$(BIN)/ruff check --fix src lab tests
+	$(BIN)/ruff format src lab tests examples
+	$(BIN)/ruff check --fix src lab tests examples
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-oldest $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache
