@@ -78,6 +78,9 @@ STACKS: dict[str, Stack] = {
         ONE,
         1,
     ),
+    "three levels in one cache": lambda rule: NestedDrafter(
+        OverOneCache(MIDDLE), NestedDrafter(OverOneCache(SMALL), ModelDrafter(TINY), rule, ONE, 1), rule, ONE, 1
+    ),
     "by depth": lambda rule: ByDepthDrafter((ModelDrafter(MIDDLE), ModelDrafter(SMALL)), (1, 1)),
     "by depth, text behind": lambda rule: ByDepthDrafter((ModelDrafter(MIDDLE), NgramDrafter()), (1, 1)),
     "by depth, text before": lambda rule: ByDepthDrafter((NgramDrafter(), ModelDrafter(MIDDLE)), (1, 1)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from polydraft.errors import InvalidParameter, shown
 
 SIGN = re.compile(r"[()<]|[^\s()<]+")
-LENGTH = re.compile(r"(.*)@(\d{1,4})")
+LENGTH = re.compile(r"(.*)@([0-9]{1,7})")
 HOW = 'write "A < B", where B drafts for A, or "A@2 B@6", two tokens of A and then six of B'
 
 

@@ -34,6 +34,9 @@ class LayerSet:
     depth: int | None = None
 
     def __post_init__(self) -> None:
+        for one in (self.skipped_attention, self.skipped_mlp):
+            if not isinstance(one, frozenset) or not all(is_whole(number) and number >= 0 for number in one):
+                raise InvalidParameter(f"Layers to skip are a frozenset of numbers from 0, not {shown(one)}.")
         skipped, run = self.skipped_attention | self.skipped_mlp, self.exit
         if run is None:
             return

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import ByShape, Chain, Recent, Snap
-from polydraft.drafters import Keys, LookupFirst
+from polydraft.drafters import Keys, LookupFirst, SelfDrafter, View
 from polydraft.drafters.itself.few_keys import UNCHOSEN, FewKeys, NewestQueries
 from polydraft.drafters.itself.self_drafter import SelfDraftState
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.loop.step import begin, step
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, LayerSet
 from polydraft.models.derived import derived
 from polydraft.models.tiny import tiny_of_type
 from polydraft.probs import Noise, SamplingParams
@@ -250,6 +250,16 @@ def test_queries_with_a_gap_are_forgotten() -> None:
     assert found.followed(5, 3 * one[:1], widths, 4).states[:, 0].tolist() == [1, 2, 2, 3]  # type: ignore[index]
     assert found.followed(9, one, widths, 4).states.tolist() == one.tolist()  # type: ignore[union-attr]
     assert found.cut(2).states is None and found.cut(4).end == 4 and found.cut(9) is found
+
+
+@pytest.mark.parametrize("keys", EVERY, ids=str)
+def test_an_exit_sees_few_keys_of_the_layers_that_run(keys: Keys) -> None:
+    target = tiny_model(num_hidden_layers=3)
+    ids, drafter = torch.tensor([PROMPTS[0]]), SelfDrafter(View(layers=LayerSet(exit=2), keys=keys))
+    found = polydraft.generate(target, ids, drafter=drafter, policy=3, max_new_tokens=12, **GREEDY)
+    assert found.statistics.drafted and not found.statistics.fallback
+    plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=12, **GREEDY)
+    assert torch.equal(found.sequences, plain.sequences)
 
 
 # What is refused, and what falls back.

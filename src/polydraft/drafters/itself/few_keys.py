@@ -159,7 +159,7 @@ class FewKeys:
             if 0 <= chosen[row] <= read <= known and known - gone + nodes <= size:
                 slots, first = [_run(read, known, device)], read - gone
             else:
-                slots, first, chosen[row] = _chosen(keys, alone, known, queries[row], device), 0, known
+                slots, first, chosen[row] = _chosen(keys, alone, known, queries[row], device, run), 0, known
             count = slots[0].shape[-1]
             own.cache.take(row, alone, slots, _run(known - count, known, device)[0], first)
             counts.append(first + count)
@@ -183,9 +183,9 @@ def _run(first: int, stop: int, device: torch.device) -> Int[Tensor, "1 m"]:
 
 
 def _chosen(
-    keys: Keys, alone: Any, known: int, queries: NewestQueries, device: torch.device
+    keys: Keys, alone: Any, known: int, queries: NewestQueries, device: torch.device, run: int | None
 ) -> list[Int[Tensor, "#k s"]]:
-    """Return the slots that are kept of a row's known tokens: by layer, or the same for all layers.
+    """Return the slots that are kept of a row's known tokens: by layer of those that run, or the same for all layers.
 
     Without the queries of the last tokens the newest are kept. What is said of layers with windows does not count.
     """
@@ -195,11 +195,11 @@ def _chosen(
     if not keys.queries:
         none = torch.zeros(1, 0, 1, device=device)
         return [keys.slots(known, none, none.unsqueeze(2))]
-    found = dict[int, Tensor]()
-    for layer in range(len(queries.widths)):
+    found, layers = dict[int, Tensor](), range(len(queries.widths))[:run]
+    for layer in layers:
         own = None if layer in alone.windowed else alone.keys_of(layer, known)
         asking = None if own is None else queries.of_layer(layer, known, own)
         if own is not None and asking is not None:
             found[layer] = keys.slots(known, own, asking)
     other = next(iter(found.values()), newest)
-    return [found.get(layer, other) for layer in range(len(queries.widths))] if found else [newest]
+    return [found.get(layer, other) for layer in layers] if found else [newest]

@@ -6,9 +6,10 @@ Slots behind the committed text hold keys of tokens that were drawn, also those 
 taken again with the same random numbers: who reads them makes drafts depend on their own draws.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,7 @@ NEIGHBOURS = 5
 """Over how many neighbouring keys attention is averaged."""
 
 
+@runtime_checkable
 class Keys(Protocol):
     """Chooses keys of a text, for each layer and head of keys by itself."""
 
@@ -218,6 +220,7 @@ def _check(**numbers: tuple[object, int]) -> None:
             raise InvalidParameter(f"{name} must be a whole number of at least {least}, but is {shown(value)}.")
 
 
+NUMBER = re.compile(r"[0-9]{1,7}")
 WORDS: dict[str, tuple[Callable[..., Keys], str, str]] = {
     "recent": (Recent, "+", "recent:16+240"),
     "snap": (Snap, "", "snap:512"),
@@ -246,7 +249,7 @@ def keys_of(word: str) -> Keys:
     if word.startswith("keys=") and name in WORDS and (numbers or ":" not in word):
         make, between, _ = WORDS[name]
         parts = numbers.split(between) if between else [numbers]
-        if not numbers or (len(parts) <= 1 + bool(between) and all(one.isdecimal() for one in parts)):
+        if not numbers or (len(parts) <= 1 + bool(between) and all(NUMBER.fullmatch(one) for one in parts)):
             return make(*map(int, parts)) if numbers else make()
     known = ", ".join(f"keys={example}" for *_, example in WORDS.values())
-    raise InvalidParameter(f"The keys {word!r} are not known; there are {known}.")
+    raise InvalidParameter(f"The keys {shown(word)} are not known; there are {known}.")

@@ -13,7 +13,7 @@ from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, 
 from polydraft.drafters.itself.few_keys import UNCHOSEN, FewKeys, NewestQueries, with_newest
 from polydraft.drafters.itself.view import View
 from polydraft.drafters.model import SAMPLED, draft_rows, listed
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, shown
 from polydraft.models import LanguageModel, load_draft
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
@@ -65,8 +65,8 @@ class SelfDrafter(Drafter):
             layers first, which costs what it spares but for late exits.
 
     Raises:
-        InvalidParameter: it resumes where there are no such states; or, at the start, if more keys are chosen than the
-            target's context has.
+        InvalidParameter: the view is none, or it resumes where there are no such states; or, at the start, if more keys
+            are chosen than the target's context has.
         UnsupportedModel: at the start, if the target's texts cannot branch: places are counted by slots, or states are
             no slots; or if the target has no such view, or hands out no queries, by which keys are chosen.
     """
@@ -78,6 +78,8 @@ class SelfDrafter(Drafter):
     sound = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.view, View):
+            raise InvalidParameter(f'A view must be a View, as View.named("self:int8") is, not {shown(self.view)}.')
         if self.resumes:
             self.view.check_resumes()
         object.__setattr__(self, "name", self.view.word)

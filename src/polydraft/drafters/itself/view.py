@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from polydraft.drafters.itself.keys import Keys, keys_of, word_of_keys
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models import WHOLE, LanguageModel, LayerSet, read_word, refuse_word, word_of
+
+WEIGHTS = ("", "int8", "int4")
+"""The target's own weights, or rounded ones."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,9 @@ class View:
         layers: which sub-layers run.
         keys: which of its keys are seen; None for all.
 
+    Raises:
+        InvalidParameter: one of them is something else.
+
     Sources: skipped sub-layers are those of Zhang et al., arXiv 2309.08168 (Draft & Verify); exits those of Elhoushi et
     al., arXiv 2404.16710 (LayerSkip); rounded weights over the target's keys those of Tiwari et al., arXiv 2502.10424
     (QuantSpec).
@@ -24,6 +30,16 @@ class View:
     weights: str = ""
     layers: LayerSet = WHOLE
     keys: Keys | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise InvalidParameter(
+                f"A view's weights are {' or '.join(map(repr, WEIGHTS))}, not {shown(self.weights)}."
+            )
+        if not isinstance(self.layers, LayerSet):
+            raise InvalidParameter(f"A view's layers must be a LayerSet, not {shown(self.layers)}.")
+        if not isinstance(self.keys, Keys | None):
+            raise InvalidParameter(f"A view's keys must choose keys, as Snap(512) does, not be {shown(self.keys)}.")
 
     @classmethod
     def named(cls, word: str) -> "View":

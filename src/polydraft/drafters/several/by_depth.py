@@ -68,8 +68,9 @@ class ByDepthDrafter(Drafter):
         members: object = self.members
         if not isinstance(members, tuple) or not members or not all(isinstance(one, Drafter) for one in self.members):
             raise InvalidParameter(f"members must be a tuple of drafters, but are {shown(members)}.")
-        lengths = self.lengths
-        if len(lengths) != len(self.members) or not all(is_whole(one) and one >= 1 for one in lengths):
+        lengths: object = self.lengths
+        told = isinstance(lengths, tuple) and len(lengths) == len(self.members)
+        if not told or not all(is_whole(one) and one >= 1 for one in self.lengths):
             raise InvalidParameter(
                 f"lengths must be a whole number of at least 1 for each of {len(self.members)} members, but are "
                 f"{shown(lengths)}."
