@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from views import close, over_the_models_keys, skipping, without
 
+import polydraft
+from polydraft.drafters import SelfDrafter, View
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import CompiledModel, HuggingFaceModel, LayerSet
 from polydraft.models.derived import derived
@@ -214,3 +216,41 @@ def test_models_whose_keys_are_not_shared_are_refused_by_name(change: str) -> No
     said = {"an indexer": "choose what they attend to", "offloaded": "are offloaded, so it has no variants"}[change]
     with pytest.raises(UnsupportedModel, match=said):
         target.variant(layers=skipping(mlp=[0]))
+
+
+def test_a_step_reads_no_weights_to_see_whether_parts_are_still_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a fused pass belong to it; what changes behind a text is seen when the next one begins."""
+    target, ids = tiny_model("llama", num_hidden_layers=3), torch.tensor([ROWS[0]])
+    options: dict[str, Any] = {"policy": 2, "do_sample": False, "eos_token_id": None, "max_new_tokens": 12}
+    drafter = SelfDrafter(View(layers=skipping(exit=2)), resumes=True)
+    plain = polydraft.generate(target, ids, drafter="none", **options).sequences
+    run = polydraft.stream(target, ids, drafter=drafter, **options)
+    texts = [next(run)]
+    with monkeypatch.context() as during:
+        for looked in ("polydraft.models.derived.function_of", "polydraft.models.anatomy.weights_of"):
+            during.setattr(looked, pytest.fail)
+        during.setattr(HuggingFaceModel, "__init__", pytest.fail)
+        texts += [*run]
+    assert run.sequences(ids, 0).equal(plain) and len(texts) > 2 and run.statistics.drafted
+    target.model.layers[2].mlp.up_proj.weight.data.mul_(-3)
+    plain = polydraft.generate(target, ids, drafter="none", **options).sequences
+    assert polydraft.generate(target, ids, drafter=drafter, **options).sequences.equal(plain)
+    assert not run.sequences(ids, 0).equal(plain)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_parts_are_of_the_weights_that_their_models_passes_multiply_by(fused: bool) -> None:
+    module = tiny_model("llama", num_hidden_layers=3)
+    before = HuggingFaceModel(module, fused=fused)
+    parts = before.last_layers(2), before.variant("int8")
+    assert before.variant("int8") is parts[1] and (before.last_layers(2) is parts[0]) == fused
+    module.model.layers[2].mlp.up_proj.weight.data.mul_(-3)  # leaves place and version alone
+    after = HuggingFaceModel(module, fused=fused)
+    assert after.last_layers(2) is not parts[0] and after.variant("int8") is not parts[1]
+    tokens = torch.tensor([[3, 1]])
+    mask, start = torch.ones(1, 2, 2, dtype=torch.bool).tril_(), tokens[:, 0] * 0
+    for model in (before, after):
+        whole = model.forward(tokens, tokens, mask, model.new_cache(1, 2), start, hidden_layers=(2,))
+        rest = model.last_layers(2)
+        cut = rest.forward(tokens, tokens, mask, rest.new_cache(1, 2), start, embeddings=whole.hidden[2])
+        assert cut.logits.allclose(whole.logits, atol=1e-5)

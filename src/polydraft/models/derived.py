@@ -60,9 +60,16 @@ _MADE = WeakKeyDictionary[PreTrainedModel, dict[Hashable, tuple[object, Any]]]()
 Made = TypeVar("Made")
 
 
-def kept(model: PreTrainedModel, name: Hashable, make: Callable[[], Made]) -> Made:
-    """Return what is made of a model under a name; it is made once, and anew when the model has changed."""
-    function, known = function_of(model), _MADE.setdefault(model, {})
+def kept(model: PreTrainedModel, name: Hashable, make: Callable[[], Made], function: object = None) -> Made:
+    """Return what is made of a model under a name; it is made once, and anew when the model has changed.
+
+    Args:
+        model: the model.
+        name: what is made is told apart by it.
+        make: makes it.
+        function: what the model was when who asks looked at it (`function_of`); None to look at its weights now.
+    """
+    function, known = function or function_of(model), _MADE.setdefault(model, {})
     if name not in known or known[name][0] != function:
         known[name] = (function, make())
     return known[name][1]

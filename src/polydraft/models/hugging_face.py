@@ -346,7 +346,18 @@ class HuggingFaceModel:
         layers.check(self.layers)
         if not weights and layers.is_whole(self.layers):
             return self
-        return kept(self.model, (weights, layers, self.fused is None), lambda: self._variant(weights, layers))
+        function = self._function
+        if function is not None and self.fused_weights != (self.device, places_of(self.model)):
+            function = None  # the weights are others since
+        return kept(self.model, (weights, layers, self.fused is None), lambda: self._variant(weights, layers), function)
+
+    @property
+    def _function(self) -> object:
+        """What the model was when its fused pass was made; None where modules run, which may have changed since.
+
+        The pass multiplies by the weights of that time, so that what continues it has to be made of the same.
+        """
+        return None if self.fused is None or chosen_precision(self.device) else self.fused.origin
 
     def _variant(self, weights: str, layers: LayerSet) -> "HuggingFaceModel":
         """Make a variant: by the model's own modules, and by the fused pass if it has one."""
@@ -369,8 +380,12 @@ class HuggingFaceModel:
             InvalidParameter: fewer than one layer, or not fewer than all.
             UnsupportedModel: the model cannot be cut, or does more to embeddings than to hand them to its first layer.
         """
-        dropped = range(self._cut_at(count))
-        return self._with_layers(kept(self.model, dropped, lambda: self._rest(dropped)), slice(count, None))
+        dropped, function = range(self._cut_at(count)), self._function
+
+        def make() -> "HuggingFaceModel":
+            return self._with_layers(kept(self.model, dropped, lambda: self._rest(dropped)), slice(count, None))
+
+        return make() if function is None else kept(self.model, (dropped, "fused"), make, function)
 
     def _with_layers(self, model: PreTrainedModel, layers: slice) -> "HuggingFaceModel":
         """Return a model of some of the layers, which shares the joined weights."""

@@ -50,6 +50,8 @@ class FusedPass:
         self.graphs: Graphs | None = None
         self.copied = 0
         """How many bytes of weights were copied."""
+        self.origin: object = None
+        """The function that it is the whole of (`function_of`); None of a pass through a part."""
 
     def __call__(
         self,
@@ -289,6 +291,7 @@ def fused_pass(model: PreTrainedModel, kinds: Sequence[str], context: int, own: 
         model.__dict__[PLACE] = known = _Known(function, _made(model, kinds, context, own))
     if isinstance(known.found, str):
         raise UnsupportedModel(f"{type(model).__name__} keeps its own passes: {known.found}.")
+    known.found.origin = function
     return known.found
 
 
