@@ -112,6 +112,19 @@ def test_the_table_of_bild_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch
     assert module.with_table(page) != page
 
 
+def test_the_tables_of_views_are_those_of_their_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Views of all keys write the greedy text of plain decoding; what changed without the page is found."""
+    module, page = script("docs/itself/measure.py"), (DOCS / "itself.md").read_text()
+    assert module.with_tables(page) == page
+    bursts, texts = module.record()
+    greedy = {(one["burst"], one["arm"]): one["mark"] for one in texts if not one["temperature"]}
+    assert len(greedy) >= len(module.ARMS) and {one["burst"] for one in bursts} == {one["burst"] for one in texts}
+    assert all(mark == greedy[burst, module.PLAIN] for (burst, _), mark in greedy.items())
+    (tmp_path / "record.jsonl").write_text(module.RECORD.read_text().replace('"calls": 1', '"calls": 2'))
+    monkeypatch.setattr(module, "RECORD", tmp_path / "record.jsonl")
+    assert module.with_tables(page) != page
+
+
 def test_times_of_a_busy_machine_are_left_out() -> None:
     module = script("docs/results/make.py")
     assert [module.is_busy({"machine": {"threads": 2}}, load) for load in (None, 9.5, 3.0, 0.1)] == [

@@ -11,7 +11,7 @@ import torch
 from doubles import tiny_model
 
 import polydraft
-from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter
+from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter, SelfDrafter, View
 from polydraft.engine import measured
 from polydraft.engine.fitted import fitted_policy
 from polydraft.engine.measured import Measured
@@ -242,3 +242,31 @@ def test_a_call_from_inside_a_pass_that_is_measured_does_not_wait(door: HuggingF
     door.model.register_forward_hook(nested)
     polydraft.generate(door.model, prompt, drafter=inner, max_new_tokens=4)
     assert depth[0] == 1
+
+
+@pytest.mark.parametrize(("word", "rises"), [("self:int8", True), ("self:int8,keys=recent:4+28", False)])
+def test_levels_of_views_are_timed_by_how_much_is_known_once(
+    word: str, rises: bool, door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock counts the keys that passes see: all of them in the target's, few in those over few keys."""
+    seen, timings = list[int](), list[object]()
+    forward = HuggingFaceModel.forward
+
+    def noted(self: HuggingFaceModel, tokens: Any, places: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(mask.shape[-1])
+        return forward(self, tokens, places, mask, *rest, **named)
+
+    def counted(tasks: Any, *_: object) -> dict[int, list[float]]:
+        timings.append(tasks)
+        return {name: [task() and float(seen[-1])] for name, task in tasks.items()}
+
+    monkeypatch.setattr(HuggingFaceModel, "forward", noted)
+    monkeypatch.setattr(measured, "timed", counted)
+    monkeypatch.setattr(measured, "LENGTHS", (64, 96, 120))
+    view = SelfDrafter(View.named(word))
+    found = measured.relative_levels(door, view)
+    assert found is not None and found.passes(120) == 120 and found.levels(120) == (120 if rises else found.levels(64))
+    assert (found(96) == found(120)) == rises and measured.relative_levels(door, view) is found
+    monkeypatch.setattr(measured, "_LEVELS", type(measured._LEVELS)())
+    assert measured.relative_levels(door, view) == found and len(timings) == 1
+    assert measured.relative_levels(door, NgramDrafter()) is None

@@ -350,3 +350,18 @@ def test_odd_times_cost_a_planner_no_step() -> None:
     planner.learn([lesson(1, 0)], Spent(0.0, 1.0, -1.05), 1)
     planner.texts_opened(opening())
     assert planner._best and planner.current == 0
+
+
+def test_costs_of_a_view_go_by_the_length_of_its_texts_and_chances_by_the_view() -> None:
+    planner = Planner(TREES)
+    planner.views_by("all keys", lambda known: known / 1000)
+    planner.texts_opened(replace(opening(), length=100))
+    short, chances = planner.costs, planner.chances
+    planner.texts_opened(replace(opening(), length=4000))
+    assert (short.relative, planner.costs.relative) == (0.1, 4.0) and planner.costs.step(TREES[0].shape) > 4
+    planner.views_by("few keys", lambda known: 0.2)
+    planner.texts_opened(replace(opening(), length=100))
+    assert planner.chances is not chances and planner.costs is not short and planner.costs.relative == 0.2
+    planner.views_by("all keys", lambda known: known / 1000)
+    planner.texts_opened(replace(opening(), length=120))
+    assert planner.chances is chances and planner.costs is short

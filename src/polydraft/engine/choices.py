@@ -41,6 +41,7 @@ from polydraft.drafters import (
 from polydraft.engine.fitted import fitted_policy
 from polydraft.engine.load import draft_for
 from polydraft.engine.loop.batch import Method
+from polydraft.engine.measured import relative_levels
 from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived, is_stack
 from polydraft.models import (
@@ -286,6 +287,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     usual = usual if unable is None else as_chain(usual)
     if isinstance(policy, LearningPolicy):
         policy.suited(usual)
+        _tell_of_view(policy, target, named)
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     measures = choices.prediction is None and not choices.compile  # what is predicted costs nothing
     if policy is None and unable is None and _only_names_one(given) and measures:
@@ -295,6 +297,14 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
             return Method(NoDraft(), verifier, Chain(1))
     policy = usual if policy is None else policy
     return Method(drafter, verifier, policy if unable is None else chained(policy, unable))
+
+
+def _tell_of_view(policy: LearningPolicy, target: HuggingFaceModel, drafter: object) -> None:
+    """Tell a planner what drafts by a view of the target cost here, if such a view drafts alone."""
+    own = drafters_in(cast(Drafter, drafter))
+    relative = relative_levels(target, own[0]) if len(own) == 1 else None
+    if relative is not None:
+        policy.views_by(own[0].name, relative)
 
 
 def _only_names_one(given: object) -> bool:

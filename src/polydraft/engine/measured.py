@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import mean, median
 from threading import RLock, local
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, ref
 from zlib import crc32
 
@@ -23,12 +23,13 @@ from polydraft.engine.run import Run, Setup
 from polydraft.engine.target_law import Ending, TargetLaw
 from polydraft.errors import PolydraftError, is_whole
 from polydraft.fetched import cache_folder
-from polydraft.models import HuggingFaceModel, LanguageModel, module_of
+from polydraft.models import HuggingFaceModel, LanguageModel, chosen_precision, module_of
 from polydraft.planning.acceptance import RecordingVerifier, Visit, tally
 from polydraft.planning.costs import BESIDES, Curve, StepCosts
 from polydraft.planning.plan import Machine, ModelIdentity
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text, reader_of
+from polydraft.schemes import IID
 from polydraft.trees import Acceptance, Chain, Draft, Fixed, TokenTree, TreePolicy, TreeShape, in_pieces, topology
 from polydraft.trees.search import Rates
 from polydraft.trees.tree import MOST_NODES
@@ -47,6 +48,8 @@ PATIENCE = 2.0
 """Seconds that texts may take which are written to see what is accepted."""
 TEXTS, BEGINNING, SEEN, FEWEST = 6, 6, 16, 4
 """So many texts are watched, behind so many tokens of their own, for so many more; if there is time for so many."""
+LENGTHS, ROOM = (KNOWN, 1024, 2048), 8
+"""Levels of a view are timed behind so many tokens, where the context has room for so many more."""
 STATIC = 3
 """The depth of the static trees whose drafts are timed there, beside those of a single level."""
 MOST_CHILDREN = 4
@@ -278,13 +281,107 @@ def _drafting(target: HuggingFaceModel, method: Method) -> tuple[float, float, f
     return max(0.0, short - level), level, max(0.0, checked - drawn)
 
 
+@dataclass(frozen=True)
+class RelativeLevels:
+    """What a level of a view's drafts costs in passes of the target, by how many tokens are known.
+
+    Beyond the lengths that were timed both go on as between the last two: those over all keys rise, those over few keys
+    do not.
+
+    Args:
+        passes: the target's pass over one token, by known tokens.
+        levels: the same of a level.
+    """
+
+    passes: Curve
+    levels: Curve
+
+    def __call__(self, known: int) -> float:
+        """Return the cost behind so many tokens."""
+        near = max(known, self.passes.points[0][0])
+        return self.levels(near) / self.passes(near)
+
+
+_LEVELS = WeakKeyDictionary[nn.Module, dict[str, RelativeLevels | None]]()
+
+
+def relative_levels(target: HuggingFaceModel, drafter: Drafter) -> RelativeLevels | None:
+    """Return what was measured of a view's levels, now or before; None of other drafters, or where nothing could be."""
+    view = drafter.needs.target and target.facts.branches and not owned_networks(drafter)
+    unmeasured = os.environ.get(VARIABLE) == "no" or chosen_precision(target.device)
+    if not view or unmeasured or getattr(_BUSY, "measuring", False):
+        return None
+    known, said = _LEVELS.setdefault(target.model, {}), _settings(drafter)
+    with _LOCK:
+        if said not in known:
+            key = _key(target, [], ("levels", said))
+            known[said] = found = _read_levels(key) or _timed_levels(target, drafter)
+            if found is not None:
+                _write(key, asdict(found))
+        return known[said]
+
+
+def _read_levels(key: str) -> RelativeLevels | None:
+    try:
+        row = _row(key)
+        passes, levels = (
+            Curve(tuple((int(count), float(seconds)) for count, seconds in row[name]["points"]))
+            for name in ("passes", "levels")
+        )
+        return RelativeLevels(passes, levels) if passes.points[0][1] > 0 else None
+    except (ValueError, LookupError, TypeError, PolydraftError):
+        return None  # it is measured again
+
+
+@torch.inference_mode()
+def _timed_levels(target: HuggingFaceModel, drafter: Drafter) -> RelativeLevels | None:
+    """Time passes and levels behind texts of several lengths, whose keys are those of a short one again and again."""
+    _BUSY.measuring = True
+    try:
+        short = torch.arange(KNOWN, device=target.device).unsqueeze(0) % target.vocab_size
+        begun = reader_of(target, 1, KNOWN + 1).catch_up(Text(short, torch.tensor([KNOWN])))[0]
+        tasks = dict[int, Callable[[], Any]]()
+        for known in (one for one in LENGTHS if one + ROOM <= target.context):
+            tasks[known], tasks[-known] = _behind(target, drafter, begun, known)
+        samples = timed(tasks, target.device, FEW, _silent)
+        curves = [Curve.through({n: samples[sign * n] for n in tasks if n > 0}) for sign in (1, -1)]
+        return RelativeLevels(*curves)
+    except Exception:  # noqa: BLE001  what cannot be drafted says so when a text is begun
+        return None
+    finally:
+        _BUSY.measuring = False
+
+
+def _behind(
+    target: HuggingFaceModel, drafter: Drafter, begun: Reader, known: int
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return what takes a pass, and a level of a draft, behind a text of so many tokens."""
+    cache, slots = target.new_cache(1, known + ROOM), torch.arange(known, device=target.device)
+    cache.take(0, cast(Any, begun.cache), [slots.unsqueeze(0) % (KNOWN - 1)], slots % (KNOWN - 1), 0)
+    reader = Reader(target, cache, (known - 1,))
+    text = Text(torch.zeros(1, known, dtype=torch.int64, device=target.device), torch.tensor([known]))
+    state = drafter.start(text, Session(SamplingParams(), known + ROOM, target.vocab_size, reader))
+    alone = Draft.nothing(text.last()).tree
+    request = DraftRequest(text, IID(), Chain(1), Noise.from_seed(0, 1), reader)
+    state = drafter.draft(state, request)[1]  # which chooses keys
+    return partial(reader.score, text, alone), partial(drafter.draft, state, request)
+
+
 def _silent(done: int, total: int) -> None:
     """Show nothing."""
 
 
+def _row(key: str) -> Any:
+    """Return what was kept under a name; None where nothing was, or it cannot be read."""
+    try:
+        return json.loads((cache_folder() / "costs" / f"{key}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def _read(key: str) -> Measured | None:
     try:
-        row = json.loads((cache_folder() / "costs" / f"{key}.json").read_text(encoding="utf-8"))
+        row = _row(key)
         passes = tuple((int(count), float(seconds)) for count, seconds in row["passes"])
         rates = tuple(tuple(tuple(map(float, one)) for one in depth) for depth in row["rates"])
         times = {name: float(row[name]) for name in ("start", "level", "verifying", "usual", "plain")}
@@ -299,13 +396,16 @@ def _read(key: str) -> Measured | None:
 
 def _keep(key: str, found: Measured | None) -> None:
     """Write what was measured to the cache folder, where that can be written to."""
-    if found is None:
-        return
+    if found is not None:
+        _write(key, asdict(found))
+
+
+def _write(key: str, told: object) -> None:
     folder = cache_folder() / "costs"
     part = folder / f".{key}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        part.write_text(json.dumps(told), encoding="utf-8")
         os.replace(part, folder / f"{key}.json")
     except OSError:
         with suppress(OSError):

@@ -4,10 +4,11 @@ What steps take is learnt by `Costs`, what drafts bring by `Chances`. An *arm* i
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float
@@ -40,6 +41,8 @@ UNSURE = 0.7
 """An arm that was never timed may be the best if its rate is expected to be so much of the best one's, or more."""
 STALE = 200
 """A time that is so many steps old counts as none: the machine may have been busy with something else."""
+SHORT = 1024
+"""Behind so few tokens their keys cost next to nothing; beyond, costs are learnt apart where the length doubles."""
 BRANCHING: tuple[TreePolicy, ...] = tuple(
     map(Widths, ((2, 1, 1), (2, 1, 1, 1, 1), (1,), (2, 1, 1, 1, 1, 1, 1, 1), (3, 2)))
 )
@@ -128,6 +131,8 @@ class Planner(LearningPolicy):
         self.chances = Chances(plan.acceptance if plan else None)
         self.costs = self.timed = Costs(1, 0.25, plan.costs if plan else None)  # by which it chooses, and learns
         self._of_rows: dict[int, Costs] = {}
+        self._views: dict[str, tuple[Chances, dict[int, dict[int, Costs]]]] = {}
+        self._view, self._relative = "", cast(Callable[[int], float] | None, None)
         self._gains: dict[Lookup, float] = {}  # until the next comparison
         self._looked, self._looks = False, True
         self.current = self._best = 1
@@ -152,6 +157,19 @@ class Planner(LearningPolicy):
         if self._suited and not self.steps:
             self._choose_from(arms_beside(usual))
 
+    def views_by(self, view: str, relative: Callable[[int], float]) -> None:
+        """Keep chances by view, and costs by view and length of the text: behind twice as many tokens others hold."""
+        self._view, self._relative = view, relative
+        self.chances, _ = self._views.setdefault(view, (Chances(self._plan.acceptance if self._plan else None), {}))
+
+    def _expected(self, opening: Opening) -> Opening:
+        """Return an opening with what a view's drafts cost at its length, and turn to what was learnt there."""
+        if self._relative is None:
+            return opening
+        _, by_length = self._views[self._view]
+        self._of_rows = by_length.setdefault((opening.length // SHORT).bit_length(), {})
+        return replace(opening, relative=self._relative(opening.length))
+
     def _choose_from(self, trees: Sequence[TreePolicy]) -> None:
         self.shapes = (PLAIN, *dict.fromkeys(tree.shape for tree in trees))
         self._last, self._forgone = [0] * len(self.shapes), [0.0] * len(self.shapes)
@@ -159,7 +177,7 @@ class Planner(LearningPolicy):
 
     def texts_opened(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
-        known = self._plan.costs if self._plan else None
+        opening, known = self._expected(opening), self._plan.costs if self._plan else None
         self.timed = costs_for(self._of_rows, opening.rows, opening.relative, known)
         self.costs = costs_for(self._of_rows, opening.soon or opening.rows, opening.relative, known)
         self._laws = Counter({opening.law: opening.rows})

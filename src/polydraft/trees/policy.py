@@ -11,7 +11,7 @@ A policy derives from one of three classes: from `TreePolicy` if the shape of it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -117,6 +117,14 @@ class LearningPolicy(TreePolicy, ABC):
 
     def suited(self, usual: TreePolicy) -> None:
         """Take note of the trees that suit the drafter, before anything else; `largest` may follow from them."""
+
+    def views_by(self, view: str, relative: Callable[[int], float]) -> None:
+        """Take note that a view of the target drafts, of which costs and chances are to be kept by themselves.
+
+        Args:
+            view: its name.
+            relative: what a level of its drafts costs behind so many tokens, in passes of the target over one.
+        """
 
     @abstractmethod
     def texts_opened(self, opening: Any) -> None:
