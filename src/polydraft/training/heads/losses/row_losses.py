@@ -125,6 +125,11 @@ def soft_cross_entropy(logits: Rows, target: Rows) -> Values:
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
+def forward_divergence(logits: Rows, target: Rows) -> Values:
+    """Return KL(p || q) = sum_x p(x) log(p(x) / q(x)), p being the target's."""
+    return soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(-1)
+
+
 def agreement(logits: Rows, target: Rows) -> Values:
     """Return alpha = sum_x min(p(x), q(x)), the chance that one draft is accepted (arXiv 2211.17192, theorem 3.5)."""
     return torch.minimum(logits.softmax(-1), target).sum(-1)
@@ -149,8 +154,7 @@ def lk_lambda(logits: Rows, target: Rows, scale: float = 1.0, decay: float = 3.0
     """Return w KL(p || q) + (1 - w)(1 - alpha) with w = scale exp(-decay alpha), w detached (LK loss, hybrid form)."""
     alpha = agreement(logits, target)
     weight = scale * torch.exp(-decay * alpha.detach())
-    divergence = soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(-1)
-    return weight * divergence + (1 - weight) * (1 - alpha)
+    return weight * forward_divergence(logits, target) + (1 - weight) * (1 - alpha)
 
 
 def smooth_l1(states: Float[Tensor, "*b d"], wanted: Float[Tensor, "*b d"]) -> Values:
