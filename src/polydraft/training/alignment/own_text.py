@@ -1,0 +1,235 @@
+"""Text that the target wrote, and what a drafter makes of it: its rows on every chain of the text, as in decoding.
+
+A drafter is asked at every place of a text, through its own contract, to draft the text's own tokens. So nothing is
+assumed of it: heads whose rows depend on where a step begins, views of the target and models of their own give the rows
+that they would draw from. A drafter that draws otherwise, such as one that looks drafts up, is refused.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.drafters import Drafter, DraftRequest, Session
+from polydraft.errors import InvalidParameter
+from polydraft.models import LanguageModel
+from polydraft.probs import Noise, SamplingParams, sample, to_probs
+from polydraft.reading import Step, Text, reader_of
+from polydraft.schemes import IID, Uniforms
+from polydraft.trees import Chain, Draft, TokenTree, Verdict, in_pieces
+
+NO_TOKEN = -2
+"""What stands behind a text's end; -1 is an empty place of a list."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTexts:
+    """Texts of a target under some sampling settings.
+
+    Args:
+        tokens: prompts and what was written behind them; behind that `NO_TOKEN`.
+        given: how many tokens are the prompt's.
+        written: how many the target wrote, up to its first end token, that included.
+    """
+
+    tokens: Int[Tensor, "b t"]
+    given: Int[Tensor, "b"]
+    written: Int[Tensor, "b"]
+
+    def before(self, place: int) -> Text:
+        """Return the texts before the token that was written at a place, or before the last one."""
+        return Text(self.tokens.clamp_min(0), self.given + (self.written - 1).clamp_max(place))
+
+
+def own_texts(
+    target: LanguageModel,
+    prompts: Sequence[Int[Tensor, " _"]],
+    params: SamplingParams,
+    tokens: int,
+    ends: Collection[int],
+    seed: int,
+) -> OwnTexts:
+    """Let a target write so many tokens behind each prompt, or up to an end token."""
+    given, rows = torch.tensor([len(one) for one in prompts]), torch.arange(len(prompts))
+    found = torch.full((len(prompts), int(given.max()) + tokens), NO_TOKEN)
+    for row, one in enumerate(prompts):
+        found[row, : len(one)] = one
+    reader = reader_of(target, len(prompts), found.shape[1] + 1)
+    noise, done, written = Noise.from_seed(seed, len(prompts)), torch.zeros_like(given, dtype=torch.bool), given * 0
+    with torch.inference_mode():
+        for place in range(tokens):
+            text = _sent(Text(found.clamp_min(0), given + place), target)
+            scored, reader = reader.score(text, TokenTree.root_only(text.last()))
+            law = to_probs(scored.logits[:, 0].cpu(), params)
+            token = sample(law, noise.at(place).uniform(1).squeeze(-1).cpu())
+            reader = reader.keep(text, _nothing_kept(token.to(text.tokens.device)))
+            found[rows, given + place] = token.where(~done, NO_TOKEN)
+            written += ~done
+            done |= torch.isin(token, torch.tensor([*ends], dtype=token.dtype))
+            if bool(done.all()):
+                break
+    return OwnTexts(found, given, written)
+
+
+@dataclass(frozen=True)
+class TextsToken(IID):
+    """Draw the text's own token, if the row has it; for `TextNoise`, which marks it by 1."""
+
+    name = "the text's own token"
+    uniforms = Uniforms.SHARED
+
+    def sample(
+        self, draft_probs: Float[Tensor, "*b K"], counts: Int[Tensor, "*b"], uniforms: Float[Tensor, "*b u"], k: int
+    ) -> Int[Tensor, "*b k"]:
+        """Return the place that is marked, -1 where none is; nodes have one draft."""
+        marked = uniforms.max(-1, keepdim=True)
+        return marked.indices.where((marked.values == 1) & (counts > 0).unsqueeze(-1), -1)
+
+
+@dataclass(frozen=True)
+class TextNoise(Noise):
+    """Numbers that mark the text's own tokens.
+
+    Args:
+        texts: what is drafted.
+    """
+
+    texts: Int[Tensor, "b t"] = field(default_factory=lambda: torch.empty(0, 0))
+
+    def tied(self, depth: int, tokens: Int[Tensor, "b *n"]) -> Float[Tensor, "b *n"]:
+        """Return 1 for the token that stands `depth` places behind the row's next one, 0 for all others."""
+        assert self.lengths is not None
+        places = self.lengths + depth
+        wanted = self.texts.gather(1, places.clamp_max(self.texts.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
+        wanted = wanted.where(places < self.texts.shape[1], NO_TOKEN)
+        return (tokens == wanted.view(-1, *[1] * (tokens.dim() - 1))).double()
+
+
+@dataclass(frozen=True, eq=False)
+class ChainsOfText:
+    """What a drafter and its target make of the chains that begin at every place of texts and follow them.
+
+    Args:
+        ratio: q(x) / p(x) of each draft x, which is the text's token.
+        overlap: sum_x min(p, q) of each draft's rows.
+        written: how many places each text has.
+    """
+
+    ratio: Float[Tensor, "b n g"]
+    overlap: Float[Tensor, "b n g"]
+    written: Int[Tensor, "b"]
+
+    def mean_overlap(self) -> tuple[float, ...]:
+        """Return the mean overlap of each draft over all places that it has in the texts."""
+        places, depths = (torch.arange(count) for count in self.ratio.shape[1:])
+        there = (places.unsqueeze(-1) + depths < self.written.view(-1, 1, 1)).double()
+        return tuple(((self.overlap * there).sum((0, 1)) / there.sum((0, 1)).clamp_min(1)).tolist())
+
+
+def check_chains(target: LanguageModel, drafter: Drafter) -> None:
+    """Check that a drafter can be asked for the text's own tokens.
+
+    Raises:
+        InvalidParameter: its drafts need more than a step's own rows, or the target has an encoder.
+        UnpairedScheme: it draws from no rows.
+    """
+    if target.facts.encodes:
+        raise InvalidParameter("Texts of a target with an encoder are not measured; give a decoder.")
+    drafter.check(TextsToken())
+    if drafter.needs.riders:
+        raise InvalidParameter(
+            f"The {drafter.name} drafter needs riders beside its trees, and is not measured on text."
+        )
+
+
+@torch.inference_mode()
+def chains_of_text(
+    target: LanguageModel, drafter: Drafter, texts: OwnTexts, params: SamplingParams, length: int
+) -> ChainsOfText:
+    """Ask a drafter for a chain at every place of texts that the target wrote under the same settings.
+
+    Raises:
+        InvalidParameter: the drafter draws otherwise than from rows of its own, or the target has an encoder.
+        UnpairedScheme: likewise.
+        TargetMismatch, VocabularyMismatch: it is for another target.
+    """
+    check_chains(target, drafter)
+    rows, needs, policy, places = len(texts.given), drafter.needs, Chain(length), int(texts.written.max())
+    capacity = texts.tokens.shape[1] + policy.shape.size + needs.slots + 1
+    reader = reader_of(target, rows, capacity, needs.layers, None, needs.queries)
+    text = _sent(texts.before(0), target)
+    state = drafter.start(text, Session(params, capacity, target.facts.vocab_size, reader))
+    reader, features = reader.catch_up(text)
+    state = drafter.read(state, text, features)
+    noise, chains = Noise.from_seed(0, rows).generators, deque[_Chain](maxlen=length)
+    drawn, own = torch.zeros(rows, places, length).double(), torch.ones(rows, places + length).double()
+    overlap = torch.zeros(rows, places, length).double()
+    for place in range(places):
+        text = _sent(texts.before(place), target)
+        marks = TextNoise(noise, lengths=text.lengths.cpu(), texts=texts.tokens)
+        draft, state = drafter.draft(state, DraftRequest(text, TextsToken(), policy, marks, reader))
+        chains.appendleft(_Chain.of(draft, drafter, marks))
+        drawn[:, place] = chains[0].chances(length)
+        tree = TokenTree.root_only(text.last())
+        scored, after = reader.score(text, tree)
+        laws = to_probs(scored.logits, params)
+        law, token = laws[:, 0].cpu().double(), texts.tokens.gather(1, text.lengths.cpu().unsqueeze(-1)).squeeze(-1)
+        own[:, place] = law.gather(-1, token.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        for depth, chain in enumerate(chains):
+            overlap[:, place - depth, depth] = chain.overlap(depth, law)
+        kept = _nothing_kept(token.clamp_min(0).to(text.tokens.device))
+        state = drafter.commit(state, Step(text, tree, scored, laws, kept))
+        reader = after.keep(text, kept)
+    ratio = drawn / own.unfold(1, length, 1)[:, :places].clamp_min(torch.finfo(torch.float64).tiny)
+    return ChainsOfText(ratio, overlap, texts.written)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """A chain of the text's tokens: the rows of its inner nodes, and the chances of its drafts."""
+
+    listed: Int[Tensor, "b d K"]
+    rows: Float[Tensor, "b d K"]
+    drafts: Float[Tensor, "b d"]
+
+    @classmethod
+    def of(cls, found: object, drafter: Drafter, marks: TextNoise) -> "_Chain":
+        pieces = in_pieces(found)  # pyright: ignore[reportArgumentType]  what the drafter gave
+        draft: Draft = pieces[0].draft.on_host
+        if draft.failure is not None:
+            raise draft.failure
+        depth = draft.atoms.shape[1] - 1
+        there, tokens = draft.tree.valid[:, 1:], draft.tree.tokens[:, 1:]
+        asked = [marks.tied(level, tokens[:, level : level + 1]) for level in range(depth)]
+        chain = draft.tree.parents[0].tolist() == [*range(-1, depth)]
+        if len(pieces) > 1 or draft.probs.dim() != 3 or not chain or bool((torch.cat(asked, 1) != 1)[there].any()):
+            raise InvalidParameter(
+                f"The {drafter.name} drafter does not draw from rows of its own alone; measure the draft model or head "
+                "in it."
+            )
+        inner = draft.probs[:, :-1].double()
+        drafts = inner.gather(-1, draft.atoms[:, 1:].clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        return cls(draft.shortlist[:, :-1], inner, drafts.where(there, 0.0))
+
+    def chances(self, length: int) -> Float[Tensor, "b g"]:
+        """Return the drafts' chances, 0 where the chain is shorter."""
+        return torch.nn.functional.pad(self.drafts, (0, length - self.drafts.shape[1]))
+
+    def overlap(self, depth: int, law: Float[Tensor, "b V"]) -> Float[Tensor, "b"]:
+        """Return the overlap of a node's row with the target's law."""
+        if depth >= self.rows.shape[1]:
+            return law.new_zeros(len(law))
+        listed, row = self.listed[:, depth], self.rows[:, depth]
+        return torch.minimum(law.gather(-1, listed.clamp_min(0)), row).where(listed >= 0, 0.0).sum(-1)
+
+
+def _nothing_kept(token: Int[Tensor, "b"]) -> Verdict:
+    return Verdict(token.new_zeros(len(token), 0), torch.zeros_like(token), token)
+
+
+def _sent(text: Text, target: LanguageModel) -> Text:
+    device = target.facts.device
+    return replace(text, tokens=text.tokens.to(device), lengths=text.lengths.to(device))

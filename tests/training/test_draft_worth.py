@@ -1,0 +1,194 @@
+"""What a draft is worth on its target's own text: rows are the models' own, and the number is what decoding takes."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+import polydraft
+from polydraft.bench.bootstrap import bootstrap_weights, estimate, widening_for_few
+from polydraft.drafters import Drafter, JacobiDrafter, NgramDrafter, RiderDrafter, drafter_of
+from polydraft.engine import load
+from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models import HuggingFaceModel, Pair
+from polydraft.probs import SamplingParams
+from polydraft.training.alignment.draft_worth import DraftWorth, measure_draft
+from polydraft.training.alignment.own_text import ChainsOfText, OwnTexts, chains_of_text, own_texts
+from polydraft.trees import Chain
+from polydraft.verifiers import BlockVerification, SpeculativeSampling, TopDown
+
+TEXTS = ("def add(a, b):\n", "import os\n\n\nclass Reader:\n", "x", "for line in open(name):\n    if not ")
+
+
+@cache
+def pair(draft: str = "pair-draft") -> Pair:
+    return load("pair", draft, dtype="float64")
+
+
+def drafter(draft: str = "pair-draft") -> Drafter:
+    found = pair(draft).draft
+    return found if isinstance(found, Drafter) else drafter_of(found)
+
+
+def target(draft: str = "pair-draft") -> HuggingFaceModel:
+    return HuggingFaceModel(pair(draft).target)
+
+
+def prompts(texts: tuple[str, ...] = TEXTS) -> list[Tensor]:
+    return [torch.tensor(pair().tokenizer(text)["input_ids"]) for text in texts]
+
+
+@cache
+def written(draft: str, temperature: float = 1.0, tokens: int = 8) -> OwnTexts:
+    return own_texts(target(draft), prompts(), SamplingParams(temperature=temperature), tokens, (), 3)
+
+
+@cache
+def chains(draft: str, temperature: float = 1.0, length: int = 3) -> ChainsOfText:
+    texts, params = written(draft, temperature), SamplingParams(temperature=temperature)
+    return chains_of_text(target(draft), drafter(draft), texts, params, length)
+
+
+def test_a_draft_models_ratios_are_those_of_two_teacher_forced_passes() -> None:
+    texts, found = written("pair-draft"), chains("pair-draft")
+    for row, (given, count) in enumerate(zip(texts.given.tolist(), texts.written.tolist(), strict=True)):
+        ids = texts.tokens[row : row + 1, : given + count]
+        models = (pair().draft, pair().target)
+        with torch.no_grad():
+            laws = [model(ids).logits[0, given - 1 : -1].softmax(-1) for model in models]  # pyright: ignore[reportOptionalCall]
+        own = [law.gather(-1, ids[0, given:].unsqueeze(-1)).squeeze(-1) for law in laws]
+        ratio, overlap = own[0] / own[1], torch.minimum(*laws).sum(-1)
+        for depth in range(3):
+            last = count - depth
+            torch.testing.assert_close(found.ratio[row, :last, depth], ratio[depth:count], rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(found.overlap[row, :last, depth], overlap[depth:count], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("draft", ["pair-head", "self:skip=5-9"])
+def test_a_place_is_drafted_from_as_if_the_text_had_just_come_to_it(draft: str) -> None:
+    """Nothing that a drafter keeps of the steps before is stale, whatever its rows depend on."""
+    whole, found = written(draft), chains(draft)
+    for place in (1, 5):
+        texts = OwnTexts(whole.tokens, whole.given + place, whole.written - place)
+        alone = chains_of_text(target(draft), drafter(draft), texts, SamplingParams(temperature=1.0), 3)
+        torch.testing.assert_close(found.ratio[:, place], alone.ratio[:, 0], rtol=1e-6, atol=1e-9)
+    assert float(found.ratio[:, 1:4].std()) > 0.01
+
+
+def test_rows_do_not_depend_on_their_neighbours_and_end_where_they_end() -> None:
+    whole, found = written("pair-draft"), chains("pair-draft")
+    shorter = OwnTexts(whole.tokens[:2].clone(), whole.given[:2], torch.tensor([3, 8]))
+    shorter.tokens[0, int(whole.given[0]) + 3 :] = -2
+    alone = chains_of_text(target(), drafter(), shorter, SamplingParams(temperature=1.0), 3)
+    torch.testing.assert_close(alone.ratio[1], found.ratio[1], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(alone.ratio[0, :3, 0], found.ratio[0, :3, 0], rtol=1e-9, atol=1e-12)
+    calls = DraftWorth.of(alone).calls["token by token"]
+    assert alone.written.tolist() == [3, 8] and float(calls[0].max()) <= 3
+
+
+def test_texts_are_the_targets_and_end_with_its_end_token() -> None:
+    params = SamplingParams(temperature=0.0)
+    texts = own_texts(target(), prompts(), params, 6, (), 0)
+    ids = torch.tensor([pair().tokenizer(TEXTS[0])["input_ids"]])
+    alone = polydraft.generate(pair().target, ids, temperature=0.0, max_new_tokens=6, drafter="none").sequences
+    new = texts.tokens[0, int(texts.given[0]) : int(texts.given[0]) + 6]
+    assert torch.equal(new, alone[0, ids.shape[1] :])
+    ended = own_texts(target(), prompts(TEXTS[:1]), params, 6, {int(new[2])}, 0)
+    assert int(ended.written[0]) == new.tolist().index(int(new[2])) + 1
+    assert bool((ended.tokens[0, int(ended.given[0]) + int(ended.written[0]) :] == -2).all())
+
+
+def test_a_target_that_drafts_for_itself_without_loss_is_always_kept() -> None:
+    found = measure_draft(
+        target(), drafter_of(pair().target), prompts(TEXTS[:2]), SamplingParams(temperature=1.0), length=3, new_tokens=8
+    )
+    assert found.tokens_per_call["token by token"] == pytest.approx((2, 8 / 3, 4), abs=1e-9)
+    assert found.tokens_per_call["as a block"] == found.tokens_per_call["token by token"]
+    assert found.overlap == pytest.approx((1, 1, 1)) and found.by_product_of_means == pytest.approx(4)
+
+
+def test_a_block_keeps_more_and_longer_chains_bring_more() -> None:
+    found = DraftWorth.of(chains("pair-draft")).tokens_per_call
+    token, block = found["token by token"], found["as a block"]
+    assert 1 < token[0] < token[1] < token[2] and token[0] == pytest.approx(block[0])
+    assert token[1] < block[1] and token[2] < block[2]
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (NgramDrafter(), "not the text's own token"),
+        (JacobiDrafter(), "not the text's own token"),
+        (RiderDrafter((7,) * 3), "riders"),
+        (load("pair", "pair-draft < ngram").draft, "not the text's own token"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(what: Drafter, told: str) -> None:
+    with pytest.raises(PolydraftError, match=told):
+        measure_draft(target(), what, prompts(), SamplingParams())
+
+
+def test_no_prompts_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="prompts of at least one token"):
+        measure_draft(target(), drafter(), [], SamplingParams())
+
+
+# --- Beside decoding -------------------------------------------------------------------------------------------------
+
+
+def decoded(draft: str, temperature: float, block: bool, seeds: int) -> tuple[list[int], list[int]]:
+    """Return tokens and target calls of many texts."""
+    rule = BlockVerification() if block else TopDown(SpeculativeSampling())
+    tokens, calls = list[int](), list[int]()
+    models = pair(draft)
+    for seed in range(seeds):
+        for ids in prompts():
+            run = polydraft.stream(
+                models.target,
+                ids.unsqueeze(0),
+                drafter=models.draft,
+                verifier=rule,
+                policy=Chain(3),
+                temperature=temperature,
+                top_k=0,
+                max_new_tokens=24,
+                seed=seed,
+            ).exhaust()
+            tokens.append(run.statistics.new_tokens)
+            calls.append(run.statistics.target_calls)
+    return tokens, calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["pair-draft", "pair-head"])
+@pytest.mark.parametrize("block", [False, True])
+def test_generate_takes_as_many_calls(draft: str, block: bool) -> None:
+    """The difference of both means lies within its interval of four standard errors."""
+    seeds = 16
+    found = measure_draft(
+        target(draft),
+        drafter(draft),
+        prompts() * seeds,
+        SamplingParams(temperature=1.0),
+        length=3,
+        new_tokens=24,
+        ends={int(pair(draft).tokenizer.eos_token_id)},
+    )
+    calls = found.calls["as a block" if block else "token by token"][:, 2].numpy()
+    tokens, taken = (torch.tensor(one).double().numpy() for one in decoded(draft, 1.0, block, seeds))
+    both = [(tokens, taken), (found.tokens.numpy(), calls)]
+    ends = [estimate(*one, bootstrap_weights(len(one[0]), 0), widening_for_few(len(one[0]))) for one in both]
+    spread = sum(((one.high or 0) - (one.low or 0)) ** 2 for one in ends) ** 0.5 / 3.92
+    assert abs(ends[0].mean - ends[1].mean) < 4 * spread
+    assert spread < 0.1 and ends[1].mean > 1.2
+    wrong = 1 + torch.tensor(found.overlap).cumprod(-1).sum()
+    assert float(wrong) > ends[1].mean or block
+
+
+@pytest.mark.slow
+def test_greedy_texts_take_exactly_as_many_calls() -> None:
+    params = SamplingParams(temperature=0.0)
+    found = measure_draft(target(), drafter(), prompts(), params, length=3, new_tokens=24)
+    _, taken = decoded("pair-draft", 0.0, False, 1)
+    assert found.calls["token by token"][:, 2].tolist() == pytest.approx(taken, abs=1e-9)
