@@ -16,6 +16,7 @@ from typer.completion import completion_init  # pyright: ignore[reportPrivateImp
 from polydraft.cli.option_words import KINDS
 from polydraft.cli.process import carried_out_by, exit_code_of
 from polydraft.errors import InvalidParameter
+from polydraft.options.commands.align_options import AlignOptions
 from polydraft.options.commands.bench_options import (
     BenchHeadsOptions,
     BenchOptions,
@@ -229,6 +230,13 @@ add(
     TuneOptions,
     "polydraft.cli.benchmark.tune:run_tune",
     "Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`.",
+)
+add(
+    app,
+    "align",
+    AlignOptions,
+    "polydraft.cli.align:run_align",
+    "Tell how many tokens a target call brings with a draft model or head, on text that the target writes.",
 )
 add(
     app,

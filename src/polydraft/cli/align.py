@@ -1,0 +1,146 @@
+"""`polydraft align`: a draft for the user's own target. So far it measures drafts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
+from polydraft.bench.prompts.prompt import encode
+from polydraft.cli.clashes import read_asked, refuse_clashes
+from polydraft.cli.printing import columns, counted, print_json_line
+from polydraft.cli.printing import console as new_console
+from polydraft.cli.process import stopped
+from polydraft.drafters import Drafter, drafter_of
+from polydraft.engine import load
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, Pair
+from polydraft.options.commands.align_options import AlignOptions
+from polydraft.probs import SamplingParams
+from polydraft.training.alignment.draft_worth import RULES, DraftWorth, measure_draft
+from polydraft.training.heads.head_making import end_ids_of
+
+EXCERPT_TOKENS = 64
+USUAL_HEATS = (0.0, 1.0)
+
+
+def run_align(request: AlignOptions) -> int:
+    """Measure a draft and print what it is worth; return the exit code: 0, or 130 after Ctrl-C.
+
+    Raises:
+        InvalidParameter: nothing is to be measured, options that do not go together, or prompts that do not fit.
+        PolydraftError: what cannot be loaded or measured.
+    """
+    heats = request.temperatures or USUAL_HEATS
+    check_request(request, heats)
+    notes = new_console(errors=True, quiet=request.as_json)
+    sources = request.prompts or (("python",) if request.target == "pair" else ("humaneval", "gsm8k"))
+    prompts = read_asked(sources, request.limit, request.chat_template)
+    try:
+        with notes.status("Loading the models ..."):
+            pair = load(request.target, request.draft, dtype=request.dtype, device=request.device)
+        encoded = _fitting(pair, [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts], request)
+        found = dict[float, DraftWorth]()
+        for heat in heats:
+            with notes.status(f"The target writes at temperature {heat:g}, and its draft is asked along ..."):
+                found[heat] = _measured(pair, encoded, heat, request)
+    except KeyboardInterrupt:
+        return stopped()
+    if request.as_json:
+        print_json_line(as_dict(request, found))
+    else:
+        _show(request, found)
+    return 0
+
+
+def check_request(request: AlignOptions, heats: Sequence[float]) -> None:
+    """Check what can be checked before models are loaded.
+
+    Raises:
+        InvalidParameter: nothing is to be measured, options that do not go together, or a temperature out of range.
+    """
+    twice = ", ".join(f"{heat:g}" for heat in heats)
+    refuse_clashes(
+        (not request.measure, "`polydraft align` cannot make drafts yet: give --measure and --draft to measure one."),
+        (request.draft is None, "--draft is missing: name the draft model or head that is to be measured."),
+        (len({*heats}) < len(heats), f"A temperature is given twice: {twice}."),
+    )
+    for heat in heats:
+        SamplingParams(temperature=heat)
+
+
+def _fitting(pair: Pair, prompts: Sequence[Tensor], request: AlignOptions) -> list[Tensor]:
+    room = HuggingFaceModel(pair.target).context - request.max_new_tokens - request.length
+    fitting = [ids for ids in prompts if 0 < len(ids) <= room]
+    if not fitting:
+        raise InvalidParameter(
+            f"No prompt leaves room for {request.max_new_tokens} new tokens in the context; give shorter ones, "
+            "or a smaller --max-new-tokens."
+        )
+    return fitting
+
+
+def _measured(pair: Pair, prompts: Sequence[Tensor], heat: float, request: AlignOptions) -> DraftWorth:
+    draft = pair.draft if isinstance(pair.draft, Drafter) else drafter_of(pair.draft)
+    return measure_draft(
+        HuggingFaceModel(pair.target),
+        draft,
+        prompts,
+        SamplingParams(temperature=heat),
+        length=request.length,
+        new_tokens=request.max_new_tokens,
+        ends=end_ids_of(cast(Any, pair.target)),
+        seed=request.seed,
+    )
+
+
+def estimates(found: DraftWorth, seed: int) -> dict[str, list[Estimate]]:
+    """Return tokens per call by rule, for chains of 1, 2, ... drafts, with intervals over texts."""
+    weights, widening = bootstrap_weights(len(found.tokens), seed), widening_for_few(len(found.tokens))
+    tokens = found.tokens.numpy()
+    return {
+        rule: [estimate(tokens, calls.numpy(), weights, widening) for calls in found.calls[rule].unbind(-1)]
+        for rule in RULES
+    }
+
+
+def as_dict(request: AlignOptions, found: Mapping[float, DraftWorth]) -> dict[str, Any]:
+    """Return what was measured, for JSON."""
+    return {
+        "target": request.target,
+        "draft": request.draft,
+        "temperatures": [
+            {
+                "temperature": heat,
+                "texts": len(one.tokens),
+                "tokens": int(one.tokens.sum()),
+                "overlap": list(one.overlap),
+                "tokens_per_call": {
+                    rule: [vars(value) for value in values] for rule, values in estimates(one, request.seed).items()
+                },
+            }
+            for heat, one in found.items()
+        ],
+    }
+
+
+def _show(request: AlignOptions, found: Mapping[float, DraftWorth]) -> None:
+    console = new_console()
+    for heat, one in found.items():
+        table = columns((), ("drafts", *(f"{rule}, 95 %" for rule in RULES), "overlap"))
+        values = estimates(one, request.seed)
+        for place, overlap in enumerate(one.overlap):
+            cells = [_in_words(values[rule][place]) for rule in RULES]
+            table.add_row(str(place + 1), *cells, f"{overlap:.3f}")
+        texts = counted(len(one.tokens), "text")
+        console.print(
+            f"Temperature {heat:g}: tokens per target call of chains, on {int(one.tokens.sum())} tokens in {texts}"
+        )
+        console.print(table)
+    console.print("Overlap is the mean of sum min(target, draft) by draft, given the text's tokens above it.")
+
+
+def _in_words(one: Estimate) -> str:
+    return (
+        f"{one.mean:.3f}" if one.low is None or one.high is None else f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
+    )
