@@ -177,6 +177,10 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     asked = plan(kind, form=form, rows=16 if form in MAKERS[kind].fewer else None)
     made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
     assert len(made.drafting.overlap) == 3 and 1 < made.drafting.efficiency < 4
+    found = made.tokens_per_call
+    measured = found is not None and all(1 <= calls[0] <= 2 and calls[-1] >= calls[0] for calls in found.values())
+    assert measured or MAKERS[kind].tunes or not MAKERS[kind].path
+    assert ("On text at temperature 1 a chain" in (tmp_path / "head" / "README.md").read_text()) == (found is not None)
     drafter = as_drafter(draft_for(tmp_path / "head", target()))
     assert sum(one.numel() for net in networks_of(drafter) for one in net.parameters()) >= made.parameters
     wanted: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}

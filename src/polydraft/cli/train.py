@@ -33,6 +33,7 @@ from polydraft.training import (
     MadeHead,
     PairRecipe,
     WritingPlan,
+    calls_in_words,
     export_pair,
     make_exits,
     make_head,
@@ -224,8 +225,8 @@ def in_words(made: MadeHead) -> str:
     tuned = "" if made.drift is None else f" Texts are exact for the tuned target only. {made.drift}"
     return (
         f"Written to {made.folder}: {made.parameters / 1e6:.2f} M parameters, learnt from {made.tokens} tokens. "
-        f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft: "
-        f"{made.drafting.efficiency:.2f} tokens per target call as a chain.{tuned}"
+        f"On held-out text at temperature 1 its overlap with the target is {overlaps} by draft. "
+        f"{calls_in_words(made)}{tuned}"
     )
 
 

@@ -3,7 +3,7 @@
 from polydraft.training.exits.exit_loss import ExitQuality, ExitSettings
 from polydraft.training.exits.exit_making import ExitPlan, MadeExits, make_exits
 from polydraft.training.export import Quality, export_pair, measure_quality
-from polydraft.training.heads.head_making import HeadPlan, MadeHead, make_head, usual_form
+from polydraft.training.heads.head_making import HeadPlan, MadeHead, calls_in_words, make_head, usual_form
 from polydraft.training.heads.loop import Drafting, HeadRecipe
 from polydraft.training.heads.makers import MAKERS
 from polydraft.training.heads.new_heads import LOSSES, HeadSize
@@ -37,6 +37,7 @@ __all__ = [
     "Quality",
     "Stage",
     "WritingPlan",
+    "calls_in_words",
     "distillation_loss",
     "export_pair",
     "make_exits",

@@ -39,6 +39,13 @@ class OwnTexts:
     given: Int[Tensor, "b"]
     written: Int[Tensor, "b"]
 
+    def first(self, tokens: int) -> "OwnTexts":
+        """Return the same texts as if they had ended behind so many tokens."""
+        written = self.written.clamp_max(tokens)
+        there = torch.arange(self.tokens.shape[1]) < (self.given + written).unsqueeze(-1)
+        width = int((self.given + written).max())
+        return OwnTexts(self.tokens.where(there, NO_TOKEN)[:, :width], self.given, written)
+
     def before(self, place: int) -> Text:
         """Return the texts before the token that was written at a place, or before the last one."""
         return Text(self.tokens.clamp_min(0), self.given + (self.written - 1).clamp_max(place))

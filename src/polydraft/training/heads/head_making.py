@@ -18,18 +18,29 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polydraft.drafters import Drafter, drafter_of, load_head, owned_models, owned_networks
+from polydraft.drafters import Drafter, drafter_of, load_head, model_defaults, owned_models, owned_networks
 from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import HeadEnds
-from polydraft.errors import InvalidParameter, hint
+from polydraft.errors import InvalidParameter, UnpairedScheme, hint
 from polydraft.models import HuggingFaceModel, Layer, load_draft, module_of
 from polydraft.models.anatomy import check_layer
+from polydraft.probs import SamplingParams
+from polydraft.training.alignment.draft_worth import TOGETHER, DraftWorth
+from polydraft.training.alignment.own_text import OwnTexts, chains_of_text, check_chains
 from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.tuned_target import Drift
 from polydraft.training.heads.makers import MAKERS
 from polydraft.training.heads.new_heads import OFFICIAL, HeadSize, NewHead, usual_reads
-from polydraft.training.heads.shards import Shards, WritingPlan, WrittenShards, check_size, most_written, write_shards
+from polydraft.training.heads.shards import (
+    Shards,
+    WritingPlan,
+    WrittenShards,
+    check_size,
+    most_written,
+    write_shards,
+    written_at_one,
+)
 
 
 def begin_with(head: NewHead, start: Drafter, folder: Path, ends: TargetEnds) -> None:
@@ -189,6 +200,8 @@ class MadeHead:
         tokens: how many tokens of the target's text it learnt from.
         seconds: how long it learnt, since the run was begun or gone on with.
         drift: how far the target is from the one that it was, if it learnt as well: drafts are exact for the tuned one.
+        tokens_per_call: by rule, what chains of 1, 2, ... drafts bring on held-out text at temperature 1; None where
+            that was not measured: of heads whose target learnt, drafts have riders, or texts have sources.
     """
 
     folder: Path
@@ -197,6 +210,7 @@ class MadeHead:
     tokens: int
     seconds: float
     drift: Drift | None = None
+    tokens_per_call: dict[str, tuple[float, ...]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values by name, for JSON."""
@@ -250,7 +264,8 @@ def make_head(
     with noting() as interrupted:
         run, began = work / run_name(plan), perf_counter()
         found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
-    return _written(head, model, out, plan, (found, perf_counter() - began), text)
+    own = text, len(plan.writing.fitting(prompts))
+    return _written(head, model, out, plan, (found, perf_counter() - began), own)
 
 
 def _read_by(plan: HeadPlan, model: HuggingFaceModel, start: Drafter | None) -> tuple[Layer, ...]:
@@ -352,16 +367,52 @@ def _written(
     out: Path,
     plan: HeadPlan,
     found: tuple[Drafting, float],
-    text: WrittenShards,
+    own: tuple[WrittenShards, int],
 ) -> MadeHead:
+    text, _ = own
     networks = networks_of(head.drafter)
     for network in networks:
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in networks for one in network.parameters())
     drift = None if head.drift is None else head.drift(Shards(text.held_out))
-    made = MadeHead(out, found[0], parameters, len(Shards(text.learnt)) * plan.writing.length, found[1], drift)
+    calls = None if drift is not None else _tokens_per_call(head.drafter, model, *own)
+    made = MadeHead(out, found[0], parameters, len(Shards(text.learnt)) * plan.writing.length, found[1], drift, calls)
     head.write(out, model, plan.form, card_of(made, plan, model))
     return made
+
+
+PLACES = 64
+"""Of how many tokens of a held-out text calls are counted."""
+
+
+def _tokens_per_call(
+    drafter: Drafter, model: HuggingFaceModel, text: WrittenShards, prompts: int
+) -> dict[str, tuple[float, ...]] | None:
+    """Return what a head is worth on held-out text at temperature 1; None if it cannot be measured so."""
+    try:
+        check_chains(model, drafter)
+    except (InvalidParameter, UnpairedScheme):
+        return None
+    ids, valid = written_at_one(text, prompts)
+    there = valid.any(-1)
+    ids, valid = ids[there][:TOGETHER], valid[there][:TOGETHER]
+    if not len(ids):
+        return None
+    texts = OwnTexts(ids, valid.int().argmax(-1), valid.sum(-1)).first(PLACES)
+    params = SamplingParams(temperature=1.0)
+    length = (drafter.defaults(params) or model_defaults(params)).policy.shape.depth
+    return DraftWorth.of(chains_of_text(model, drafter, texts, params, length)).tokens_per_call
+
+
+def calls_in_words(made: MadeHead) -> str:
+    """Say what a chain of all drafts brings: as it was measured, else what follows if overlaps were independent."""
+    found = made.tokens_per_call
+    if found is None:
+        calls = made.drafting.efficiency
+        return f"If these were independent, a chain would have {calls:.2f} tokens per target call."
+    told = " and ".join(f"{calls[-1]:.2f} {rule}" for rule, calls in found.items())
+    length = len(next(iter(found.values())))
+    return f"On text at temperature 1 a chain of {length} has {told}, in tokens per target call."
 
 
 def card_of(made: MadeHead, plan: HeadPlan, model: HuggingFaceModel) -> str:
@@ -397,7 +448,7 @@ Its target has {model.layers} layers of width {model.width}; it drafts {rows}.
 ## Measured on held-out text
 
 Mean overlap sum_x min(target, head) at temperature 1, by draft, given the text's own tokens above it: {overlaps}.
-If these were independent, a chain would have {made.drafting.efficiency:.2f} tokens per target call.{rounded}
+{calls_in_words(made)}{rounded}
 
 ## Data and recipe
 

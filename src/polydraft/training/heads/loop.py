@@ -71,7 +71,9 @@ class Drafting:
         return cls(values, 1 + sum(math.prod(values[: depth + 1]) for depth in range(len(values))))
 
     def __str__(self) -> str:
-        return f"{self.efficiency:.3f} tokens per call; overlap " + " ".join(f"{one:.3f}" for one in self.overlap)
+        return f"{self.efficiency:.3f} tokens per call if overlaps were independent; overlap " + " ".join(
+            f"{one:.3f}" for one in self.overlap
+        )
 
 
 @torch.no_grad()

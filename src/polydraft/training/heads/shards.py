@@ -133,7 +133,7 @@ def write_shards(
     _check_settings(folder / "writing.json", target, fitting, reads, writing)
     (order,) = Noise.from_seed(writing.seed, 1).generators
     mixed = [fitting[place] for place in torch.randperm(len(fitting), generator=order).tolist()]
-    kept = max(1, len(mixed) // 16)
+    kept = held_out_of(len(mixed))
     names = ["held-00000", *(f"shard-{number:05d}" for number in range(writing.shards))]
     for number, name in enumerate(tqdm(names, "the target writes", unit="shard")):
         path = folder / f"{name}.safetensors"
@@ -181,6 +181,24 @@ def _write(
     beside = path.with_suffix(".part")
     save_file({name: value.contiguous().cpu() for name, value in found.items()}, beside, {"layers": json.dumps(reads)})
     os.replace(beside, path)
+
+
+def written_at_one(files: WrittenShards, prompts: int) -> tuple[Int[Tensor, "b t"], Shaped[Tensor, "b t"]]:
+    """Return the held-out texts that were written at temperature 1, and which of their tokens the target wrote.
+
+    Args:
+        files: the shards.
+        prompts: behind how many prompts all texts were written.
+    """
+    with safe_open(str(files.held_out[0]), framework="pt") as opened:
+        ids, valid = opened.get_tensor("ids").long(), opened.get_tensor("valid").bool()
+    warm = [text for text in range(len(ids)) if _heat(text, held_out_of(prompts)) == 1]
+    return ids[warm], valid[warm]
+
+
+def held_out_of(prompts: int) -> int:
+    """Return how many of so many prompts are kept for the held-out shard: one in sixteen, at least one."""
+    return max(1, prompts // 16)
 
 
 def _heat(text: int, prompts: int) -> float:
