@@ -235,7 +235,7 @@ add(
     app,
     "align",
     AlignOptions,
-    "polydraft.cli.align:run_align",
+    "polydraft.cli.benchmark.align:run_align",
     "Tell how many tokens a target call brings with a draft model or head, on text that the target writes.",
 )
 add(
