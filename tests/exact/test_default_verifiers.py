@@ -191,6 +191,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         EnsembleDrafter(((model, None),)),
         LookupFirst(ModelDrafter(model)),
         drafters.SelfDrafter(drafters.View(keys=drafters.Recent())),
+        drafters.SkippingDrafter(),
         adapter_drafter(),
         drafters.NestedDrafter(model, ModelDrafter(model), BlockVerification(), Chain(2)),
         drafters.ByDepthDrafter((ModelDrafter(model), NgramDrafter()), (2, 2)),

@@ -220,5 +220,6 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
         drafters.NestedDrafter,
         drafters.ByDepthDrafter,
         drafters.SelfDrafter,
+        drafters.SkippingDrafter,
     }  # `prediction=`, and what text drafters derive from
     assert exported(drafters, "draft", "commit") - by_argument <= named

@@ -34,7 +34,19 @@ from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modul
 from polydraft.drafters.heads.formats.rider_folders import own_riders, write_pass
 from polydraft.drafters.heads.formats.walked.own_walk_folders import write_walk
 from polydraft.drafters.heads.formats.walked.walk_folders import write_hydra, write_mlp, write_redrafter
-from polydraft.drafters.itself import AdapterDrafter, Chunks, Keys, Mass, Recent, SelfDrafter, Snap, View, own_model
+from polydraft.drafters.itself import (
+    AdapterDrafter,
+    Chunks,
+    Keys,
+    Mass,
+    Recent,
+    SelfDrafter,
+    SkippingDrafter,
+    Snap,
+    View,
+    own_model,
+    tokens_per_work,
+)
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
@@ -95,6 +107,7 @@ __all__ = [
     "RoutedDrafter",
     "SelfDrafter",
     "Session",
+    "SkippingDrafter",
     "Snap",
     "SoundDrafter",
     "SpecDrafter",
@@ -133,6 +146,7 @@ __all__ = [
     "route",
     "route_before",
     "route_first",
+    "tokens_per_work",
     "usual_members",
     "write_adapter",
     "write_block",

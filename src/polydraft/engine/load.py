@@ -24,6 +24,7 @@ from polydraft.drafters import (
     NestedDrafter,
     SelfDrafter,
     Session,
+    SkippingDrafter,
     View,
     drafter_of,
     has_head_inside,
@@ -44,7 +45,7 @@ from polydraft.errors import (
     shown,
 )
 from polydraft.fetched import MODULES, is_derived, is_stack
-from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head
+from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head, sublayers
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
@@ -197,6 +198,8 @@ def view_for(word: str, target: nn.Module) -> nn.Module | Drafter:
         UnsupportedModel: the target has no such view, and the word means no draft model; or that cannot be made of it.
     """
     view = View.named(word)
+    if view.chooses:
+        return _choosing(view, target)
     try:
         view.model(HuggingFaceModel(target))
     except UnsupportedModel:
@@ -204,6 +207,12 @@ def view_for(word: str, target: nn.Module) -> nn.Module | Drafter:
             raise
         return _checked(load_draft(word, cast(Any, target)))
     return SelfDrafter(view)
+
+
+def _choosing(view: View, target: nn.Module) -> Drafter:
+    """Return who chooses what to skip, after a look at whether this target can be run so."""
+    sublayers(HuggingFaceModel(target))
+    return SkippingDrafter(view.weights)
 
 
 WRITTEN = 6

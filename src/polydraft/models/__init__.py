@@ -79,6 +79,8 @@ from polydraft.models.language_model import (
     Queries,
     ShowsSlots,
 )
+from polydraft.models.layers.layer_words import AUTO
+from polydraft.models.layers.sublayers import SubLayer, head_bytes, layer_set, logits_of, sublayers, walk, without
 from polydraft.models.layers.target_layer import TargetLayer
 from polydraft.models.loading import (
     Pair,
@@ -105,6 +107,7 @@ from polydraft.models.text.conversation import (
 from polydraft.models.text.stream_decoder import StreamDecoder, bytes_of, text_of
 
 __all__ = [
+    "AUTO",
     "BUILT_IN",
     "LEVELS",
     "OF_A_CALL_THAT_ENDS",
@@ -134,6 +137,7 @@ __all__ = [
     "Serial",
     "ShowsSlots",
     "StreamDecoder",
+    "SubLayer",
     "TargetLayer",
     "TokenBias",
     "TreeCache",
@@ -164,15 +168,18 @@ __all__ = [
     "first_sentence",
     "fork_all",
     "function_of",
+    "head_bytes",
     "inputs_beside",
     "is_known",
     "is_prepared",
     "kept_product",
+    "layer_set",
     "linear_of",
     "load",
     "load_draft",
     "load_pair",
     "load_tokenizer",
+    "logits_of",
     "main_input",
     "module_of",
     "one_row",
@@ -194,13 +201,16 @@ __all__ = [
     "save",
     "shipped_head",
     "sources_of",
+    "sublayers",
     "take_apart",
     "text_of",
     "tokenizer_of",
+    "walk",
     "warn_of_serial",
     "weight_bytes",
     "weight_of",
     "weights_of",
+    "without",
     "without_head",
     "word_of",
     "write_plain",

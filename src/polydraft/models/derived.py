@@ -17,7 +17,7 @@ from polydraft.models.anatomy import function_of
 from polydraft.models.checks.layout import is_offloaded
 from polydraft.models.fused.few_bits import GROUP, KINDS, FewBits, Int4Linear, Int8Linear
 from polydraft.models.language_model import WHOLE, LayerSet
-from polydraft.models.layers.layer_words import EXIT, PARTS, layer_words, with_layer_word
+from polydraft.models.layers.layer_words import AUTO, EXIT, PARTS, SKIP, layer_words, with_layer_word
 
 NUMBER = "layer_idx"
 
@@ -168,7 +168,7 @@ def read_word(name: str) -> tuple[str, LayerSet, dict[str, str]]:
         word, _, value = part.partition("=")
         if part in KINDS and not bits:
             bits = part
-        elif value and (word in PARTS or word == EXIT):
+        elif value and (word in PARTS or word == EXIT) and (word, value) != (SKIP, AUTO):
             layers = with_layer_word(layers, word, value)
         elif value and word not in others:
             others[word] = value

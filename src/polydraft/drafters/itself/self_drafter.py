@@ -80,6 +80,8 @@ class SelfDrafter(Drafter):
     def __post_init__(self) -> None:
         if not isinstance(self.view, View):
             raise InvalidParameter(f'A view must be a View, as View.named("self:int8") is, not {shown(self.view)}.')
+        if self.view.chooses:
+            raise InvalidParameter(f"{self.view.word} chooses while it drafts; SkippingDrafter() does so.")
         if self.resumes:
             self.view.check_resumes()
         object.__setattr__(self, "name", self.view.word)
@@ -110,16 +112,13 @@ class SelfDrafter(Drafter):
 
     def draft(self, state: SelfDraftState, request: DraftRequest) -> tuple[Draft, SelfDraftState]:
         """Grow a tree: one pass of the view per depth, over few keys when these have followed the text."""
-        text, scheme, policy = request.text, request.scheme, request.policy
+        text, policy = request.text, request.policy
         if not policy.shape.counts or request.target is None:
             return Draft.nothing(text.last()), state
         exit, (view, state) = self.view.layers.exit, self.viewed(state, text, request.target, policy.largest.size)
         view = replace(view, layers=(exit,) if self.resumes and exit else ())
-        size = listed(None, scheme, policy, state.model.facts.vocab_size)
         levels = list[tuple[range, Tensor]]()
-        propose = partial(_proposed, view, text, state.params, size, scheme, levels)
-        draft = grow(text.last(), policy, scheme, propose, request.noise, trusted=True)
-        draft = draft.as_whole() if size is None else draft
+        draft = drawn_by(view, request, state.params, levels)
         if self.resumes and exit and draft.failure is None:
             draft = replace(draft, resume=Resume(exit, _at_exit(view, text, draft, levels)))
         return draft, state
@@ -141,6 +140,22 @@ def _noted(state: SelfDraftState, features: Features | None) -> SelfDraftState:
     if not state.most or features is None:
         return state
     return replace(state, queries=with_newest(state.queries, features, state.most))
+
+
+def drawn_by(view: Reader, request: DraftRequest, params: SamplingParams, levels: list[tuple[range, Tensor]]) -> Draft:
+    """Grow a tree by a view's rows, and note the hidden states that it hands out, by its nodes.
+
+    Args:
+        view: the view's reader, which has read all but the last tokens.
+        request: what is asked for.
+        params: the sampling settings of the drafts.
+        levels: where the states are noted, level by level.
+    """
+    scheme, policy = request.scheme, request.policy
+    size = listed(None, scheme, policy, view.model.facts.vocab_size)
+    propose = partial(_proposed, view, request.text, params, size, scheme, levels)
+    draft = grow(request.text.last(), policy, scheme, propose, request.noise, trusted=True)
+    return draft.as_whole() if size is None else draft
 
 
 def own_model(drafter: object, target: nn.Module) -> nn.Module | None:

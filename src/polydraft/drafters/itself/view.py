@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from polydraft.drafters.itself.keys import Keys, keys_of, word_of_keys
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
-from polydraft.models import WHOLE, LanguageModel, LayerSet, read_word, refuse_word, word_of
+from polydraft.models import AUTO, WHOLE, LanguageModel, LayerSet, read_word, refuse_word, word_of
 
 WEIGHTS = ("", "int8", "int4")
 """The target's own weights, or rounded ones."""
@@ -18,9 +18,11 @@ class View:
         weights: "int8" or "int4"; empty for the target's own.
         layers: which sub-layers run.
         keys: which of its keys are seen; None for all.
+        chooses: whether sub-layers to skip are chosen while a text is written (`SkippingDrafter`); then no others are
+            named, and all keys are seen.
 
     Raises:
-        InvalidParameter: one of them is something else.
+        InvalidParameter: one of them is something else, or it chooses what to skip, and layers or keys are named too.
 
     Sources: skipped sub-layers are those of Zhang et al., arXiv 2309.08168 (Draft & Verify); exits those of Elhoushi et
     al., arXiv 2404.16710 (LayerSkip); rounded weights over the target's keys those of Tiwari et al., arXiv 2502.10424
@@ -30,8 +32,13 @@ class View:
     weights: str = ""
     layers: LayerSet = WHOLE
     keys: Keys | None = None
+    chooses: bool = False
 
     def __post_init__(self) -> None:
+        if self.chooses and (self.layers != WHOLE or self.keys is not None):
+            raise InvalidParameter(
+                "skip=auto chooses among all sub-layers, over all keys: name no other layers and no keys beside it."
+            )
         if self.weights not in WEIGHTS:
             raise InvalidParameter(
                 f"A view's weights are {' or '.join(map(repr, WEIGHTS))}, not {shown(self.weights)}."
@@ -46,22 +53,23 @@ class View:
         """Return the view that a word means: parts behind "self:", with commas between them.
 
         The parts are int8 or int4; skip=3-5+9, skip-attention= and skip-mlp= with layers counted from 0, or skip=FILE
-        with a JSON file of skipped sub-layers; exit=8, behind so many layers; and keys=snap:512 or others (`keys_of`).
+        with a JSON file of skipped sub-layers, or skip=auto; exit=8, behind so many layers; and keys=snap:512 or
+        others (`keys_of`).
 
         Raises:
             InvalidParameter: the word means no view; the text says why.
         """
         weights, layers, others = read_word(word)
-        keys = others.pop("keys", None)
+        keys, skip = others.pop("keys", None), others.pop("skip", None)
         if others:
             raise refuse_word(word)
-        return cls(weights, layers, None if keys is None else keys_of(f"keys={keys}"))
+        return cls(weights, layers, None if keys is None else keys_of(f"keys={keys}"), skip == AUTO)
 
     @property
     def word(self) -> str:
         """A word that means this view."""
         keys = () if self.keys is None else (word_of_keys(self.keys),)
-        return word_of(self.weights, self.layers, *keys)
+        return word_of(self.weights, self.layers, *keys, *([f"skip={AUTO}"] if self.chooses else ()))
 
     @property
     def queries(self) -> int:
@@ -72,7 +80,7 @@ class View:
     def is_model(self) -> bool:
         """Whether it can be a model with keys of its own, too: one of other weights, or without whole layers."""
         whole = self.layers.exit is None and self.layers.skipped_attention == self.layers.skipped_mlp
-        return whole and self.keys is None
+        return whole and self.keys is None and not self.chooses
 
     def model(self, target: LanguageModel) -> LanguageModel:
         """Return the target as it is seen here: the variant of it that reads and writes its keys.

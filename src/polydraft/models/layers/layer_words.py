@@ -15,6 +15,8 @@ RANGES = re.compile(r"\d{1,4}(-\d{1,4})?(\+\d{1,4}(-\d{1,4})?)*")
 SKIP, EXIT = "skip", "exit"
 PARTS = {SKIP: ("attention", "mlp"), "skip-attention": ("attention",), "skip-mlp": ("mlp",)}
 """Which sub-layers each word leaves out, by the names that they have in files."""
+AUTO = "auto"
+"""The value of skip for sub-layers that are chosen while texts are written."""
 DEPTH = "layers"
 """How many layers the model of a file's sets has, in files of our own."""
 
