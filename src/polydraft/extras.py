@@ -91,5 +91,6 @@ SERVE = Extra(
     ("fastapi>=0.115", "llguidance>=1.3,<2", "pydantic>=2.12,<3", "prometheus-client>=0.20", "uvicorn>=0.30"),
 )
 TRAIN = Extra("Training needs", ("accelerate>=1.4,<2",))
-EXTRAS = {"serve": SERVE, "grammar": GRAMMAR, "gguf": GGUF, "train": TRAIN, "figures": FIGURES}
+TUNE = Extra("Tuning skips needs", ("optuna>=4,<6",))
+EXTRAS = {"serve": SERVE, "grammar": GRAMMAR, "gguf": GGUF, "train": TRAIN, "figures": FIGURES, "tune": TUNE}
 """All of them by their names in pyproject.toml."""

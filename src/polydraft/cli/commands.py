@@ -25,6 +25,7 @@ from polydraft.options.commands.bench_options import (
     FamilyOptions,
     ReportOptions,
     TuneOptions,
+    TuneSkipsOptions,
 )
 from polydraft.options.commands.generate_options import ChatOptions, GenerateOptions
 from polydraft.options.commands.making_options import (
@@ -61,7 +62,9 @@ store_app = typer.Typer(
     no_args_is_help=True,
 )
 bench_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
+tune_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
 app.add_typer(bench_app, name="bench")
+app.add_typer(tune_app, name="tune")
 app.add_typer(train_app, name="train")
 app.add_typer(store_app, name="store")
 
@@ -129,8 +132,15 @@ def bench(context: Any, options: BenchOptions) -> None:
     carried_out_by("polydraft.cli.benchmark.bench:run_bench")(options)
 
 
+def tune(context: Any, options: TuneOptions) -> None:
+    """Tune trees, unless the name of a subject follows."""
+    if context.invoked_subcommand is not None:
+        return refuse_options_before(context)
+    carried_out_by("polydraft.cli.benchmark.tune:run_tune")(options)
+
+
 def refuse_options_before(context: Context) -> None:
-    """Refuse options of `polydraft bench` before the name of a subject, which has options of its own.
+    """Refuse options of `polydraft bench` or `polydraft tune` before the name of a subject, which has options of its own.
 
     Raises:
         InvalidParameter: one was given.
@@ -144,11 +154,17 @@ def refuse_options_before(context: Context) -> None:
             )
 
 
+CONTEXT = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)]
+tune_app.callback(
+    invoke_without_command=True,
+    help="Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`; "
+    "or the subject below.",
+)(command(TuneOptions, tune, KINDS, CONTEXT))
 bench_app.callback(
     invoke_without_command=True,
     help="Measure the speed-up over plain decoding and Hugging Face's loops, side by side; or one of the subjects "
     "below.",
-)(command(BenchOptions, bench, KINDS, [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)]))
+)(command(BenchOptions, bench, KINDS, CONTEXT))
 add_from_lab(
     bench_app, "bench passes", "bench rules", "bench planner", "bench lattice", "bench pipelines", panel="Subjects"
 )
@@ -225,11 +241,11 @@ add(
 )
 add_from_lab(app, "limits")
 add(
-    app,
-    "tune",
-    TuneOptions,
-    "polydraft.cli.benchmark.tune:run_tune",
-    "Find the fastest tree for a pair of models on this machine, and write it to a plan for `generate --plan`.",
+    tune_app,
+    "skips",
+    TuneSkipsOptions,
+    "polydraft.cli.benchmark.tune_skips:run_tune_skips",
+    "Search the sub-layers that a target drafts best without, and write them to a file for --draft self:skip=FILE.",
 )
 add(
     app,

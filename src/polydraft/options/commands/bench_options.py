@@ -8,6 +8,7 @@ from polydraft.options.commands.option_groups import (
     DEVICE,
     DRAFTER,
     DRAFTING,
+    DTYPE,
     EXCERPT,
     FILE_TO_READ,
     FOLDER,
@@ -91,6 +92,34 @@ class TuneOptions(ModelOptions):
     def names(self) -> tuple[str, str]:
         """What the models are called in the plan."""
         return self.target or "embedded pair's target", self.draft or "embedded pair's draft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSkipsOptions:
+    """One call of `polydraft tune skips`."""
+
+    target: str | None = TARGET.usually(None)
+    dtype: str = DTYPE.usually("auto")
+    device: str = DEVICE.usually("auto")
+    prompts: tuple[str, ...] = PROMPT_FILES.usually(())
+    limit: int = LIMIT.usually(8)
+    chat_template: bool | None = CHAT_TEMPLATE.usually(None)
+    study: Path = option(
+        Path("skips.db"),
+        "SQLite file that keeps every set measured; a search that was interrupted goes on from it.",
+        OUTPUT,
+        metavar="FILE",
+        check=to_write_beside,
+    )
+    trials: int = count(300, "Sets that the sampler proposes, those in the study counted.", MEASURING)
+    sampler: str = option("tpe", "Who proposes sets: tpe or gp.", MEASURING, metavar="NAME", words=("tpe", "gp"))
+    max_tokens: int = count(32, "Tokens that the target writes behind each prompt.", MEASURING, least=2)
+    temperature: float = option(1.0, "Of the target and its drafts; 0 is greedy.", SAMPLING)
+    seed: int = SEED.usually(0)
+    out: Path = option(
+        Path("skips.json"), "File to write, for self:skip=FILE.", OUTPUT, metavar="FILE", check=to_write_beside
+    )
+    as_json: bool = JSON.usually(False)
 
 
 @dataclass(frozen=True, kw_only=True)
