@@ -140,7 +140,7 @@ def tune(context: Any, options: TuneOptions) -> None:
 
 
 def refuse_options_before(context: Context) -> None:
-    """Refuse options of `polydraft bench` or `polydraft tune` before the name of a subject, which has options of its own.
+    """Refuse options of a command before the name of a subject, which has options of its own.
 
     Raises:
         InvalidParameter: one was given.

@@ -333,7 +333,7 @@ def _opened(path: str | Path, settings: SkipSettings, identity: dict[str, Any]) 
     others = [name.replace("_", " ") for name, value in identity.items() if before and before.get(name) != value]
     if others:
         raise InvalidParameter(
-            f"The study {path} was made with another {' and another '.join(others)}; give another file."
+            f"The study {path} differs in {' and '.join(others)} from this search; give another file."
         )
     return study
 

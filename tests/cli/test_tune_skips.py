@@ -1,0 +1,116 @@
+"""`polydraft tune skips`: the file, JSON, what is refused, and that an interrupted search goes on from its study."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polydraft.cli.benchmark.tune_skips as command
+from polydraft import extras
+from polydraft.cli import main
+from polydraft.engine.skips import skip_search
+from polydraft.extras import Extra
+
+Call = Callable[..., int]
+QUICK = ("--max-tokens", "4", "--study", "s.db")
+
+
+@pytest.fixture
+def call(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jsonl").write_text('{"text": "def add"}\n{"text": "class Point"}\n')
+
+    def run(*arguments: str, target: Path = folders[0], prompts: str = "mine.jsonl") -> int:
+        given = ["--target", str(target), "--prompts", prompts, *QUICK, *arguments]
+        monkeypatch.setattr(sys, "argv", ["polydraft", "tune", "skips", *given])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return int(exit_.value.code or 0)
+
+    return run
+
+
+def test_the_file_is_written_and_drafted_by(
+    call: Call, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("--trials", "2") == 0
+    shown = capsys.readouterr().out
+    sets = json.loads(Path("skips.json").read_text())
+    assert {*sets} == {"layers", "attention", "mlp"} and sets["attention"] + sets["mlp"]
+    assert "Overlap without one sub-layer" in shown and "greedy" in shown and "--draft self:skip=skips.json" in shown
+    texts = list[str]()
+    for draft in (("--draft", "self:skip=skips.json"), ("--drafter", "none")):
+        given = ["--target", str(folders[0]), "def add", *draft, "--max-new-tokens", "6", "--json"]
+        monkeypatch.setattr(sys, "argv", ["polydraft", "generate", *given])
+        with pytest.raises(SystemExit):
+            main()
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    assert texts[0] == texts[1]
+
+
+def test_ctrl_c_loses_nothing(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A search that is cut short and goes on measures every set once, and finds what an undisturbed one does."""
+    overlap, measured, left = skip_search._Search._overlap, list[tuple[int, ...]](), [5]
+
+    def counted(self: Any, skipped: tuple[int, ...]) -> float:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        measured.append(skipped)
+        return overlap(self, skipped)
+
+    monkeypatch.setattr(skip_search._Search, "_overlap", counted)
+    assert call("--trials", "3", "--json") == 130
+    assert "s.db has every set measured" in capsys.readouterr().err and not Path("skips.json").exists()
+    left[0] = 1000
+    assert call("--trials", "3", "--json") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found, before = json.loads(line), len(measured)
+    by_hand = measured[: len(found["singles"])]
+    assert len(by_hand) == len({*by_hand}) == len(found["singles"]) and found["trials"] == 3
+    assert found["sets"] == json.loads(Path("skips.json").read_text())
+    assert len(found["best"]) == 5 and all(one["measured"] > 0 for one in found["best"])
+    assert call("--trials", "3", "--json", "--sampler", "gp") == 0  # nothing is left to measure
+    assert len(measured) == before
+    assert json.loads(capsys.readouterr().out)["singles"] == found["singles"]
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "trials": (["--trials", "0"], "--trials"),
+    "sampler": (["--sampler", "cma"], "'cma' is not"),
+    "no such prompts": (["--prompts", "nothing.jsonl"], "nothing.jsonl: there is no such file"),
+    "unwritable file": (["--out", "nowhere/skips.json"], "there is no folder"),
+    "no study": (["--study", "mine.jsonl"], "mine.jsonl is no study that can be read and written"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(case: str, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, sentence = BAD[case]
+    assert call(*arguments) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert captured.err.rstrip().count("\n") == 0 and not Path("skips.json").exists()
+
+
+def test_a_study_of_another_target_or_of_other_prompts_is_refused(
+    call: Call, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--trials", "1") == 0
+    capsys.readouterr()
+    assert call("--trials", "1", target=folders[1]) == 2
+    assert "The study s.db differs in target from this search; give another file." in capsys.readouterr().err
+    Path("other.jsonl").write_text('{"text": "def sub"}\n')
+    assert call("--trials", "1", prompts="other.jsonl") == 2
+    assert "differs in prompts from this search" in capsys.readouterr().err
+
+
+def test_without_optuna_it_is_said_what_to_install(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "TUNE", Extra(extras.TUNE.purpose, ("no-such-optuna>=4",)))
+    assert call() == 2
+    assert "Tuning skips needs no-such-optuna, which is not installed" in capsys.readouterr().err
