@@ -53,7 +53,7 @@ def test_the_file_is_written_and_drafted_by(
 
 def test_ctrl_c_loses_nothing(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A search that is cut short and goes on measures every set once, and finds what an undisturbed one does."""
-    overlap, measured, left = skip_search._Search._overlap, list[tuple[int, ...]](), [5]
+    overlap, measured, left = skip_search._SkipSearch._overlap, list[tuple[int, ...]](), [5]
 
     def counted(self: Any, skipped: tuple[int, ...]) -> float:
         if not left[0]:
@@ -62,7 +62,7 @@ def test_ctrl_c_loses_nothing(call: Call, monkeypatch: pytest.MonkeyPatch, capsy
         measured.append(skipped)
         return overlap(self, skipped)
 
-    monkeypatch.setattr(skip_search._Search, "_overlap", counted)
+    monkeypatch.setattr(skip_search._SkipSearch, "_overlap", counted)
     assert call("--trials", "3", "--json") == 130
     assert "s.db has every set measured" in capsys.readouterr().err and not Path("skips.json").exists()
     left[0] = 1000

@@ -80,7 +80,7 @@ from polydraft.models.language_model import (
     ShowsSlots,
 )
 from polydraft.models.layers.layer_words import AUTO
-from polydraft.models.layers.sublayers import SubLayer, head_bytes, layer_set, logits_of, sublayers, walk, without
+from polydraft.models.layers.skippable import SubLayer, head_bytes, layer_set, logits_of, sublayers, walk, without
 from polydraft.models.layers.target_layer import TargetLayer
 from polydraft.models.loading import (
     Pair,

@@ -165,7 +165,7 @@ def tune_skips(
     kept = known.user_attrs.get("costs")
     costs = SkipCosts.read(kept) if kept else time_skips(model, parts, longest, partial(on_progress, "timing passes"))
     known.set_user_attr("costs", costs.as_dict())
-    task = _Search(model, parts, held, costs, known, settings, on_progress)
+    task = _SkipSearch(model, parts, held, costs, known, settings, on_progress)
     singles, greedy = task.by_hand()
     task.sampled()
     best = sorted(task.seen.items(), key=lambda one: -costs.speed(*one)[0])
@@ -181,7 +181,7 @@ def tune_skips(
 
 
 @dataclass(eq=False)
-class _Search:
+class _SkipSearch:
     """A search that goes on: every set measured is in the study, and `seen` has their overlaps."""
 
     model: HuggingFaceModel
