@@ -13,10 +13,11 @@ from polydraft.engine import load
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.probs import SamplingParams
+from polydraft.schemes import TopK
 from polydraft.training.alignment.draft_worth import DraftWorth, measure_draft
 from polydraft.training.alignment.own_text import ChainsOfText, OwnTexts, chains_of_text, own_texts
 from polydraft.trees import Chain
-from polydraft.verifiers import BlockVerification, SpeculativeSampling, TopDown
+from polydraft.verifiers import BlockVerification, NaiveMatch, SpeculativeSampling, TopDown
 
 TEXTS = ("def add(a, b):\n", "import os\n\n\nclass Reader:\n", "x", "for line in open(name):\n    if not ")
 
@@ -140,6 +141,7 @@ def test_no_prompts_are_refused() -> None:
 def decoded(draft: str, temperature: float, block: bool, seeds: int) -> tuple[list[int], list[int]]:
     """Return tokens and target calls of many texts."""
     rule = BlockVerification() if block else TopDown(SpeculativeSampling())
+    rule = rule if temperature else TopDown(NaiveMatch(TopK()))
     tokens, calls = list[int](), list[int]()
     models = pair(draft)
     for seed in range(seeds):

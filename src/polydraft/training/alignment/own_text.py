@@ -178,7 +178,7 @@ def chains_of_text(
         text = _sent(texts.before(place), target)
         marks = TextNoise(noise, lengths=text.lengths.cpu(), texts=texts.tokens)
         draft, state = drafter.draft(state, DraftRequest(text, TextsToken(), policy, marks, reader))
-        chains.appendleft(_Chain.of(draft, drafter, marks))
+        chains.appendleft(_Chain.of(draft, drafter, marks, certain=not params.temperature))
         drawn[:, place] = chains[0].chances(length)
         tree = TokenTree.root_only(text.last())
         scored, after = reader.score(text, tree)
@@ -203,7 +203,7 @@ class _Chain:
     drafts: Float[Tensor, "b d"]
 
     @classmethod
-    def of(cls, found: object, drafter: Drafter, marks: TextNoise) -> "_Chain":
+    def of(cls, found: object, drafter: Drafter, marks: TextNoise, *, certain: bool) -> "_Chain":
         pieces = in_pieces(found)  # pyright: ignore[reportArgumentType]  what the drafter gave
         draft: Draft = pieces[0].draft.on_host
         if draft.failure is not None:
@@ -218,6 +218,8 @@ class _Chain:
                 "in it."
             )
         inner = draft.probs[:, :-1].double()
+        if certain:  # at temperature 0 the likeliest token is drafted, while rows say how likely it is
+            inner = torch.zeros_like(inner).scatter_(-1, inner.argmax(-1, keepdim=True), 1.0)
         drafts = inner.gather(-1, draft.atoms[:, 1:].clamp_min(0).unsqueeze(-1)).squeeze(-1)
         return cls(draft.shortlist[:, :-1], inner, drafts.where(there, 0.0))
 
