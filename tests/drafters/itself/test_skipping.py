@@ -164,7 +164,7 @@ def test_rows_of_a_state_and_rewinds() -> None:
 # Texts.
 
 
-@pytest.mark.parametrize(("kind", "size"), [("llama", 3), ("gpt_neox", 2), ("mistral", 1)])
+@pytest.mark.parametrize(("kind", "size"), [("llama", 3), ("gpt_neox", 2), ("mistral", 2)])
 def test_greedy_texts_of_ragged_and_running_batches_are_plain_decoding(kind: str, size: int) -> None:
     target = tiny_model(kind, num_hidden_layers=3, dtype=torch.float64)
     prompts = [torch.tensor([row]) for row in ROWS]
@@ -173,7 +173,7 @@ def test_greedy_texts_of_ragged_and_running_batches_are_plain_decoding(kind: str
     found = polydraft.generate_many(
         target, prompts, drafter=SkippingDrafter(every=4), policy=Chain(3), batch_size=size, **given
     )
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert {one.name: one.tokens for one in found} == {one.name: one.tokens for one in plain}
 
 
 @pytest.mark.parametrize("count", [1, 3])
