@@ -37,7 +37,7 @@ from polydraft.drafters.itself.adapter import Adapter, AdapterDrafter
 from polydraft.drafters.itself.spire import SpireHead
 from polydraft.drafters.model import draft_rows
 from polydraft.drafters.rider_drafter import RiderDrafter
-from polydraft.models import Forward, HuggingFaceModel
+from polydraft.models import WHOLE, Forward, HuggingFaceModel, LayerSet
 from polydraft.reading import Text
 from polydraft.schemes import IID
 from polydraft.trees import Frontier
@@ -219,7 +219,7 @@ class Seen(Toy):
         keep = named.get("logits_to_keep") or 0
         return Forward(logits[:, -keep:], hidden)
 
-    def first_layers(self, count: int) -> "Seen":
+    def variant(self, weights: str = "", layers: LayerSet = WHOLE) -> "Seen":
         return self
 
     def embedded(self, tokens: Tensor, table: Tensor | None = None) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from doubles import tiny_model
 
 import polydraft
-from polydraft.drafters import ModelDrafter
+from polydraft.drafters import SelfDrafter, View
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, LayerSet
 from polydraft.probs import Noise
 from polydraft.trees import Widths
 from polydraft.verifiers import SharedNoise
@@ -108,7 +108,7 @@ def test_trees_on_this_machine_hold_the_same_guesses(temperature: float) -> None
     found = record(target(), PROMPT, (2,), temperature, NEW, SEED)
     own: dict[str, Any] = {"verifier": SharedNoise(), "top_k": 0} if temperature else {}
     run = polydraft.stream(
-        target().model, PROMPT, drafter=ModelDrafter(target().first_layers(2)), policy=Widths((2,)),
+        target().model, PROMPT, drafter=SelfDrafter(View(layers=LayerSet(exit=2))), policy=Widths((2,)),
         temperature=temperature, max_new_tokens=NEW, seed=SEED, **own,
     )  # fmt: skip
     place, seen = 0, set[bool]()
@@ -154,5 +154,5 @@ def test_bad_settings_are_refused(wrong: dict[str, Any], sentence: str) -> None:
 
 
 def test_an_exit_that_the_model_has_not_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="4 layers are cut behind 1 to 3, not 5"):
+    with pytest.raises(InvalidParameter, match="Exits lie behind 1 to 4 layers of this model, not behind 5"):
         record(target(), PROMPT, (5,), 0.0, 4, 0)

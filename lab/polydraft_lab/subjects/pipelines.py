@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.drafters import ModelDrafter, NoDraft
+from polydraft.drafters import NoDraft, SelfDrafter, View
 from polydraft.engine import compare, stream
 from polydraft.errors import InvalidParameter
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, LayerSet
 from polydraft.probs import Noise
 from polydraft.trees import Widths
 from polydraft.verifiers import SharedNoise
@@ -195,7 +195,7 @@ def record(
     Raises:
         InvalidParameter: an exit that the model has not.
     """
-    models = {exit: target if exit == target.layers else target.first_layers(exit) for exit in exits}
+    models = {exit: target.variant(layers=LayerSet(exit=exit)) for exit in exits}
     options: dict[str, Any] = {**_options(temperature), "max_new_tokens": new, "seed": seed}
     text = stream(target.model, prompt, drafter=NoDraft(), **options).exhaust().sequences(prompt, 0)
     begin, ranks = prompt.shape[1], dict[int, Tensor]()
@@ -224,7 +224,7 @@ def simulate_pipelines(
 
     @cache
     def tree(heat: float, exit: int, guesses: int) -> float:
-        drafts = {"drafter": ModelDrafter(target.first_layers(exit)), "policy": Widths((guesses,))}
+        drafts = {"drafter": SelfDrafter(View(layers=LayerSet(exit=exit))), "policy": Widths((guesses,))}
         options: dict[str, Any] = {**_options(heat), **drafts, "max_new_tokens": new, "seed": settings.seed}
         return compare(target.model, prompts, repeats=settings.repeats, **options).speedup
 
