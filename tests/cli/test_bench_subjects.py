@@ -376,4 +376,4 @@ def test_pipelines_refuse_a_draft_and_a_strange_exit(call: Call, capsys: pytest.
     assert call("pipelines") == 2
     assert "leave --draft out" in capsys.readouterr().err
     assert call(*PIPELINES, "--exit", "9", draft=False) == 2
-    assert "are cut behind 1 to 1, not 9" in capsys.readouterr().err
+    assert "Exits lie behind 1 to 2 layers of this model, not behind 9" in capsys.readouterr().err

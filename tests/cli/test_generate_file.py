@@ -351,7 +351,7 @@ def test_files_that_cannot_be_used(
 def test_a_batch_too_large_for_the_memory_says_what_fits(
     call: Call, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("polydraft.models.hugging_face.free_bytes", lambda _: 60_000)
+    monkeypatch.setattr("polydraft.models.checks.room.free_bytes", lambda _: 60_000)
     assert call("--batch-size", "4") == 2
     assert "A batch of 4 texts of up to" in (error := capsys.readouterr().err) and "would fit" in error
     assert not out.exists()

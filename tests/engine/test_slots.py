@@ -153,7 +153,7 @@ def test_a_batch_needs_a_slot(size: int) -> None:
 
 
 def test_a_batch_too_large_for_the_memory_says_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polydraft.models.hugging_face.free_bytes", lambda device: 30_000)
+    monkeypatch.setattr("polydraft.models.checks.room.free_bytes", lambda device: 30_000)
     with pytest.raises(
         InvalidParameter, match=r"A batch of 6 texts of up to \d+ tokens needs .* GiB .*: [1-5] would fit"
     ):

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from doubles import tiny_model, tiny_tokenizer
+from key_views import few
 from sources import SEEING, SIDE, near, prompts_with_images, seeing
 from torch import Tensor
 
 import polydraft
-from polydraft import Chain, ModelDrafter, NgramDrafter, Recent, SelfDrafter, Snap, Widths
+from polydraft import Chain, ModelDrafter, NgramDrafter, Recent, Snap, Widths
 from polydraft.conformance import check
 from polydraft.drafters import Drafter
 from polydraft.errors import InvalidParameter, UnsupportedModel
@@ -142,7 +143,7 @@ def test_few_keys_of_an_image_are_chosen() -> None:
     given = prompts_with_images("qwen3_vl", [(5, 6), (2, 3)])
     expected = polydraft.generate(model, given, drafter="none", max_new_tokens=NEW, **GREEDY).sequences
     for keys in (Recent(1, 3, room=5), Snap(4, 5)):
-        found = polydraft.generate(model, given, drafter=SelfDrafter(keys), **options)
+        found = polydraft.generate(model, given, drafter=few(keys), **options)
         assert torch.equal(found.sequences, expected) and not found.statistics.fallback and found.statistics.drafted
 
 

@@ -464,8 +464,7 @@ def same_model(one: LanguageModel, other: LanguageModel) -> bool:
 def without_head(model: LanguageModel) -> LanguageModel:
     """Return a model for whoever reads its hidden states alone: a fused pass then spares the product with the head.
 
-    Its logits are the last layer's states. Of a model with a pass of its own the head cannot be spared, and it is
-    returned as it is.
+    Its logits are the last layer's states. A model with a pass of its own is returned as it is, head and all.
     """
     if not isinstance(model, HuggingFaceModel) or model.fused is None:
         return model
@@ -491,11 +490,11 @@ def pass_in_words(target: LanguageModel) -> str:
     if target.fused is None:
         return ", ".join([*found, f"own modules ({target.why_not_fused.rstrip('.')})"])
     recorded = ", recorded" if target.fused.graphs is not None else ""
-    copies = f"{target.fused.copied >> 20:,} MiB of weights copied" if target.fused.copied else "no weights copied"
-    return ", ".join([*found, f"fused{recorded} ({copies})"])
+    copied = f"{target.fused.copied >> 20:,} MiB of" if target.fused.copied else "no"
+    return ", ".join([*found, f"fused{recorded} ({copied} weights copied)"])
 
 
 def weight_bytes(model: LanguageModel) -> int:
     """Return the bytes of a model's weights; 0 if nothing is known of them."""
     module = module_of(model)
-    return 0 if module is None else sum(one.numel() * one.element_size() for one in module.parameters())
+    return sum(one.numel() * one.element_size() for one in (module.parameters() if module is not None else ()))
