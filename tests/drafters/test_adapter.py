@@ -19,7 +19,9 @@ from polydraft import BestFirst, Chain, Confident, Widths
 from polydraft.drafters import (
     AdapterDrafter,
     DraftRequest,
+    SelfDrafter,
     Session,
+    View,
     is_head,
     load_adapter,
     load_head,
@@ -30,6 +32,7 @@ from polydraft.drafters.heads.formats.head_kinds import KINDS
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.drafters.itself import adapter
 from polydraft.drafters.itself.adapter import Adapter
+from polydraft.engine.load import draft_for
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import Noise, SamplingParams
@@ -272,6 +275,21 @@ def changed(folder: Path, drop: str = "", add: str = "", **config: Any) -> None:
     (folder / "config.json").write_text(json.dumps({name: one for name, one in said.items() if one != "-"}))
     held = {name: one for name, one in load_file(folder / "model.safetensors").items() if name != drop}
     save_file(held | ({add: torch.ones(2)} if add else {}), folder / "model.safetensors")
+
+
+def test_a_word_names_an_adapter_behind_an_exit(tmp_path: Path, target: PreTrainedModel) -> None:
+    written(tmp_path, target)
+    word = f"self:exit={EXIT},adapter={tmp_path}"
+    found: Any = draft_for(word, target)
+    assert found.exit_layer == EXIT and found.name == "adapter" and View.named(word).word == word
+    given: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "policy": Chain(2)}
+    texts: Any = [polydraft.generate(target, torch.tensor([[3, 1, 4]]), drafter=one, **given) for one in (word, "none")]
+    assert torch.equal(texts[0].sequences, texts[1].sequences) and texts[0].statistics.drafted
+    for wrong in (f"self:adapter={tmp_path}", f"self:int8,{word[5:]}", f"{word},keys=recent", f"{word},skip-mlp=0"):
+        with pytest.raises(InvalidParameter, match="stands behind an exit"):
+            View.named(wrong)
+    with pytest.raises(InvalidParameter, match="load_adapter"):
+        SelfDrafter(View.named(word))
 
 
 def test_the_authors_folders_say_no_exit_and_may_be_pickled(tmp_path: Path, target: PreTrainedModel) -> None:

@@ -30,6 +30,7 @@ from polydraft.drafters import (
     has_head_inside,
     has_modules,
     is_head,
+    load_adapter,
     load_head,
     load_modules,
     model_defaults,
@@ -200,6 +201,8 @@ def view_for(word: str, target: nn.Module) -> nn.Module | Drafter:
     view = View.named(word)
     if view.chooses:
         return _choosing(view, target)
+    if view.adapter:
+        return load_adapter(view.adapter, target, view.layers.exit)
     try:
         view.model(HuggingFaceModel(target))
     except UnsupportedModel:

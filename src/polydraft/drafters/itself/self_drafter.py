@@ -80,6 +80,8 @@ class SelfDrafter(Drafter):
     def __post_init__(self) -> None:
         if not isinstance(self.view, View):
             raise InvalidParameter(f'A view must be a View, as View.named("self:int8") is, not {shown(self.view)}.')
+        if self.view.adapter:
+            raise InvalidParameter(f"{self.view.word} has an adapter; load_adapter(folder, target) drafts with it.")
         if self.view.chooses:
             raise InvalidParameter(f"{self.view.word} chooses while it drafts; SkippingDrafter() does so.")
         if self.resumes:

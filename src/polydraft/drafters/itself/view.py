@@ -20,6 +20,7 @@ class View:
         keys: which of its keys are seen; None for all.
         chooses: whether sub-layers to skip are chosen while a text is written (`SkippingDrafter`); then no others are
             named, and all keys are seen.
+        adapter: the folder of an adapter behind the exit (`AdapterDrafter`); empty for none.
 
     Raises:
         InvalidParameter: one of them is something else, or it chooses what to skip, and layers or keys are named too.
@@ -33,8 +34,12 @@ class View:
     layers: LayerSet = WHOLE
     keys: Keys | None = None
     chooses: bool = False
+    adapter: str = ""
 
     def __post_init__(self) -> None:
+        exit, other = self.layers.exit, self.weights or self.keys is not None or self.chooses
+        if self.adapter and (other or exit is None or self.layers != LayerSet(exit=exit)):
+            raise InvalidParameter("adapter=FOLDER stands behind an exit, as in exit=2,adapter=FOLDER, and alone.")
         if self.chooses and (self.layers != WHOLE or self.keys is not None):
             raise InvalidParameter(
                 "skip=auto chooses among all sub-layers, over all keys: name no other layers and no keys beside it."
@@ -53,23 +58,24 @@ class View:
         """Return the view that a word means: parts behind "self:", with commas between them.
 
         The parts are int8 or int4; skip=3-5+9, skip-attention= and skip-mlp= with layers counted from 0, or skip=FILE
-        with a JSON file of skipped sub-layers, or skip=auto; exit=8, behind so many layers; and keys=snap:512 or
-        others (`keys_of`).
+        with a JSON file of skipped sub-layers, or skip=auto; exit=8, behind so many layers, with adapter=FOLDER or
+        without; and keys=snap:512 or others (`keys_of`).
 
         Raises:
             InvalidParameter: the word means no view; the text says why.
         """
         weights, layers, others = read_word(word)
-        keys, skip = others.pop("keys", None), others.pop("skip", None)
-        if others:
+        keys, skip, adapter = (others.pop(one, None) for one in ("keys", "skip", "adapter"))
+        if others or adapter == "":
             raise refuse_word(word)
-        return cls(weights, layers, None if keys is None else keys_of(f"keys={keys}"), skip == AUTO)
+        return cls(weights, layers, None if keys is None else keys_of(f"keys={keys}"), skip == AUTO, adapter or "")
 
     @property
     def word(self) -> str:
         """A word that means this view."""
         keys = () if self.keys is None else (word_of_keys(self.keys),)
-        return word_of(self.weights, self.layers, *keys, *([f"skip={AUTO}"] if self.chooses else ()))
+        more = [*([f"skip={AUTO}"] if self.chooses else ()), *([f"adapter={self.adapter}"] if self.adapter else ())]
+        return word_of(self.weights, self.layers, *keys, *more)
 
     @property
     def queries(self) -> int:
