@@ -424,3 +424,22 @@ def test_an_exit_behind_all_layers_leaves_nothing_to_resume(target: PreTrainedMo
             target, torch.tensor([[3, 1]]), drafter=SelfDrafter(View(layers=skipping(exit=3)), resumes=True), policy=2,
             max_new_tokens=4,
         )  # fmt: skip
+
+
+STRANGE: dict[str, tuple[Any, str]] = {
+    "weights": (lambda: View("int3"), "not 'int3'"),
+    "layers": (lambda: View(layers=3), "must be a LayerSet, not 3"),  # type: ignore[arg-type]
+    "keys": (lambda: View(keys="snap:64"), "must choose keys"),  # type: ignore[arg-type]
+    "a word for a view": (lambda: SelfDrafter("self:int8"), "must be a View"),  # type: ignore[arg-type]
+    "lists of layers": (lambda: LayerSet([3], [3]), "a frozenset of numbers from 0"),  # type: ignore[arg-type]
+    "negative layers": (lambda: LayerSet(frozenset({-1})), "a frozenset of numbers from 0"),
+    "endless numbers": (lambda: View.named("self:keys=snap:" + "9" * 5000), "are not known"),
+}
+
+
+@pytest.mark.wrong_types
+@pytest.mark.parametrize("case", STRANGE)
+def test_arguments_of_other_kinds_are_one_sentence(case: str) -> None:
+    make, said = STRANGE[case]
+    with pytest.raises(InvalidParameter, match=said):
+        make()

@@ -23,7 +23,8 @@ class View:
         adapter: the folder of an adapter behind the exit (`AdapterDrafter`); empty for none.
 
     Raises:
-        InvalidParameter: one of them is something else, or it chooses what to skip, and layers or keys are named too.
+        InvalidParameter: one of them is something else; or it chooses what to skip, or has an adapter, beside parts
+            that do not go with that.
 
     Sources: skipped sub-layers are those of Zhang et al., arXiv 2309.08168 (Draft & Verify); exits those of Elhoushi et
     al., arXiv 2404.16710 (LayerSkip); rounded weights over the target's keys those of Tiwari et al., arXiv 2502.10424
@@ -37,13 +38,6 @@ class View:
     adapter: str = ""
 
     def __post_init__(self) -> None:
-        exit, other = self.layers.exit, self.weights or self.keys is not None or self.chooses
-        if self.adapter and (other or exit is None or self.layers != LayerSet(exit=exit)):
-            raise InvalidParameter("adapter=FOLDER stands behind an exit, as in exit=2,adapter=FOLDER, and alone.")
-        if self.chooses and (self.layers != WHOLE or self.keys is not None):
-            raise InvalidParameter(
-                "skip=auto chooses among all sub-layers, over all keys: name no other layers and no keys beside it."
-            )
         if self.weights not in WEIGHTS:
             raise InvalidParameter(
                 f"A view's weights are {' or '.join(map(repr, WEIGHTS))}, not {shown(self.weights)}."
@@ -52,6 +46,15 @@ class View:
             raise InvalidParameter(f"A view's layers must be a LayerSet, not {shown(self.layers)}.")
         if not isinstance(self.keys, Keys | None):
             raise InvalidParameter(f"A view's keys must choose keys, as Snap(512) does, not be {shown(self.keys)}.")
+        if self.chooses and (self.layers != WHOLE or self.keys is not None):
+            raise InvalidParameter(
+                "skip=auto chooses among all sub-layers, over all keys: name no other layers and no keys beside it."
+            )
+        exit, other = self.layers.exit, self.weights or self.keys is not None or self.chooses
+        if self.adapter and (other or exit is None or self.layers != LayerSet(exit=exit)):
+            raise InvalidParameter(
+                "An adapter stands behind an exit, and nothing else goes beside it; write self:exit=2,adapter=FOLDER."
+            )
 
     @classmethod
     def named(cls, word: str) -> "View":
