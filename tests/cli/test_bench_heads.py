@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,14 @@ def test_rows_are_cut_in_the_first_form_that_has_so_few(trained: list[HeadPlan],
     run_heads(asked(tmp_path, kinds=("mixing", "hydra", "eagle"), rows=2048))
     found = {plan.kind: (plan.rows, plan.form) for plan in trained}
     assert found == {"mixing": (2048, "official"), "hydra": (2048, "polydraft"), "eagle": (None, "official")}
+
+
+def test_heads_learn_for_equal_seconds_by_what_their_first_steps_take(trained: list[HeadPlan], tmp_path: Path) -> None:
+    run_heads(asked(tmp_path, seconds=670))
+    steps = [(plan.kind, plan.recipe.steps) for plan in trained]
+    assert steps == [("mixing", 4), ("mixing", 40), ("medusa", 4), ("medusa", 40), ("mixing", 1)]
+    run_heads(replace(asked(tmp_path, seconds=67), out=tmp_path / "shorter.jsonl"))
+    assert [plan.recipe.steps for plan in trained[5:]] == [4, 4, 4, 4, 1], "heads of other seconds are others"
 
 
 def test_lines_for_machines_have_what_was_learnt(

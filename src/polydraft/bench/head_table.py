@@ -18,10 +18,11 @@ MEASURED = ("tokens/call", "95 %", "speed-up", "95 %", "draft, passes")
 HEAD = """# Draft heads in one table
 
 Written by `polydraft bench heads` from the records in `docs/heads`; a test fails where this page and they differ. All
-heads of a target learnt from the same text, by the same number of steps; *untrained* has the weights that it began
-with. Overlap is the mean of sum_x min(target, head) on held-out text, given the text's own tokens above a draft. A
-row's law is that of its *path*, which knows the tokens drafted above it, or of its *slot*, which is the same for all
-nodes of a depth. All draft chains of five. *Draft, passes* is what drafting takes of a step, in plain passes.
+heads of a target learnt from the same text, by the same number of steps or, with `--seconds`, for the same time;
+*untrained* has the weights that it began with. Overlap is the mean of sum_x min(target, head) on held-out text, given
+the text's own tokens above a draft. A row's law is that of its *path*, which knows the tokens drafted above it, or of
+its *slot*, which is the same for all nodes of a depth. All draft chains of five. *Draft, passes* is what drafting takes
+of a step, in plain passes.
 Where the target learnt too (`medusa-2`, `space`), the arm runs the tuned target, and its texts are exact for that one
 only: *KL per token* is KL(original || tuned), and *same choice* how often both have the same likeliest token.
 """

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -38,7 +39,7 @@ from polydraft.errors import InvalidParameter, hint
 from polydraft.extras import TRAIN
 from polydraft.models import Pair, load
 from polydraft.options.commands.bench_options import BenchHeadsOptions
-from polydraft.training import MAKERS, HeadPlan, HeadRecipe, WritingPlan, make_head, usual_form
+from polydraft.training import MAKERS, HeadPlan, HeadRecipe, MadeHead, WritingPlan, make_head, usual_form
 
 EVERY = 1_000_000
 """As many prompts as there are."""
@@ -49,6 +50,8 @@ ALL = tuple(kind for kind, maker in MAKERS.items() if not maker.encodes)
 """The kinds that are measured unless some are named: those for decoders."""
 TREE = "chain:5"
 """What every arm drafts, so that heads are compared alone and at equal depth."""
+FIRST_STEPS = 4
+"""So many steps tell how long one takes."""
 MADE = "made.json"
 """What was learnt, in each head's folder."""
 
@@ -104,7 +107,8 @@ def _folders(
     request: BenchHeadsOptions, kinds: Sequence[str], pair: Pair, learn: Sequence[Prompt]
 ) -> Mapping[str, Path]:
     """Return where each head lies, by its name: heads of other targets, texts and recipes lie elsewhere."""
-    told = [described(pair.target)["weights"], request.tokens, request.steps, request.rows, *map(repr, learn)]
+    length = request.steps if request.seconds is None else f"{request.seconds} s"
+    told = [described(pair.target)["weights"], request.tokens, length, request.rows, *map(repr, learn)]
     mark = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
     called = {**{kind: kind for kind in kinds}, UNTRAINED: f"{UNTRAINED}-{kinds[0]}"}
     return {name: request.work / HEADS / f"{place}-{mark}" for name, place in called.items()}
@@ -144,15 +148,26 @@ def _made(
         rows = request.rows if MAKERS[kind].fewer else None
         form, writing = usual_form(kind, rows), WritingPlan(tokens=request.tokens)
         plan = HeadPlan(kind, writing=writing, recipe=recipe, rows=rows, form=form)
-        notes.print(f"{kind}: {recipe.steps} steps.", soft_wrap=True)
         prompts = plan.writing.fitting([encode(pair, one)[0] for one in learn])
         noting = partial(noted_interruption, "this step")
-        head = make_head(pair.target, prompts, request.work, folder, plan, noting)
+        making = partial(make_head, pair.target, prompts, request.work, noting=noting)
+        if learns and request.seconds is not None:
+            plan = replace(plan, recipe=replace(recipe, steps=_steps_within(request.seconds, plan, making)))
+        notes.print(f"{kind}: {plan.recipe.steps} steps.", soft_wrap=True)
+        head = making(out=folder, plan=plan)
         law = "path" if MAKERS[kind].path else "slot"
         drift = (None, None) if head.drift is None else (head.drift.divergence, head.drift.agreement)
         found = HeadConditions(head.parameters, head.tokens, head.seconds, head.drafting.overlap, law, *drift)
         (folder / MADE).write_text(json.dumps(asdict(found)))
     return json.loads((folder / MADE).read_text())
+
+
+def _steps_within(seconds: float, plan: HeadPlan, making: Callable[..., MadeHead]) -> int:
+    """Return how many steps take about so many seconds, by the first ones of a head of the same plan."""
+    with TemporaryDirectory() as folder:
+        few = replace(plan, recipe=replace(plan.recipe, steps=FIRST_STEPS))
+        first = making(out=Path(folder) / "first", plan=few)
+    return max(1, round(seconds * FIRST_STEPS / first.seconds))
 
 
 def _shown(request: BenchHeadsOptions, results: SpeedResults, *, interrupted: bool) -> None:

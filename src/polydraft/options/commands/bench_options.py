@@ -193,6 +193,9 @@ class BenchHeadsOptions:
     chat_template: bool | None = CHAT_TEMPLATE.usually(None)
     tokens: int = count(120_000, "Tokens of text that the target writes.", MEASURING)
     steps: int = count(200, "Optimiser steps of 8 texts, for every head.", MEASURING)
+    seconds: int | None = count(
+        None, "Let every head learn for about so many seconds instead, by the time of its first steps.", MEASURING
+    )
     rows: int | None = count(None, "Draft only so many tokens, where a head's folder can say so.", MEASURING)
     temperatures: tuple[float, ...] = option(
         (), "0 is greedy; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
