@@ -55,6 +55,10 @@ class UnsupportedModel(PolydraftError):
     """A model's cache or attention cannot score a token tree, and why."""
 
 
+class RankLost(PolydraftError):
+    """A process that holds a part of the target has ended, or a pass failed in one of them: which one, and why."""
+
+
 class CheckpointError(PolydraftError):
     """A model folder is missing, incomplete or damaged."""
 

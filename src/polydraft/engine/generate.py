@@ -24,8 +24,10 @@ from polydraft.engine.target_law import Ending, JointCriteria, TargetLaw
 from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import (
     OF_A_CALL_THAT_ENDS,
+    RANKS,
     CompiledModel,
     HuggingFaceModel,
+    MirroredModel,
     Prepared,
     Refusal,
     as_hugging_faces,
@@ -188,7 +190,8 @@ def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel
     """Return the target as the engine runs it: the model's own code, compiled if asked.
 
     Raises:
-        InvalidParameter: torch puts new tensors on another device than the CPU, where the engine's own are.
+        InvalidParameter: torch puts new tensors on another device than the CPU, where the engine's own are; or a target
+            over several ranks is to be compiled.
     """
     usual = torch.get_default_device()
     if usual.type != "cpu":
@@ -196,7 +199,11 @@ def target_model(model: nn.Module, *, compile: bool = False) -> HuggingFaceModel
             f"torch's default device is {usual}, and polydraft keeps its own numbers on the CPU; leave "
             "torch.set_default_device out and put the models on their device by model.to."
         )
-    return CompiledModel(model) if compile else HuggingFaceModel(model)
+    if getattr(model, RANKS, None) is None:
+        return CompiledModel(model) if compile else HuggingFaceModel(model)
+    if compile:
+        raise InvalidParameter("A target over several ranks is not compiled; leave compile out.")
+    return MirroredModel(model)
 
 
 def _run(

@@ -62,6 +62,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     weights: str | None = None,
+    parallel: int | str | None = None,
 ) -> Pair:
     """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
 
@@ -85,19 +86,26 @@ def load(
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
             texts then have; None leaves them.
+        parallel: over how many ranks the target lies, or "mlp:2" to leave attention whole on each; None for one process
+            (docs/parallel.md). What drafts is whole, on rank 0; heads and the target itself in part do not draft then.
 
     Returns:
-        the models; `draft` is a model, or the drafter of a head.
+        the models; `draft` is a model, or the drafter of a head. Of several ranks that torchrun has started the first
+        alone returns; the others leave when that ends.
 
     Raises:
         CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
             that name, a draft model for masks names none that can be one, or the dtype or device is unknown.
+        InvalidParameter: there are not so many ranks.
         MissingExtra: a GGUF file is named, and the package that reads it is not installed.
+        RankLost: a process that was to hold a part of the target has ended.
         TargetMismatch: a head for another target.
         UnsupportedModel: a model that cannot score token trees, or that needs code of its own.
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
     refuse_drafters(draft)
+    if parallel is not None:
+        return _over_ranks(target, draft, dtype, device, weights, parallel)
     if is_stack(draft) or is_derived(draft):
         read = parse_stack if is_stack(draft) else View.named
         read(str(draft))  # before the target is loaded, which takes longer
@@ -113,6 +121,27 @@ def load(
         return replace(pair, draft=head_for(draft, pair.target))
     pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
     return replace(pair, draft=_of_target(target, pair.target) if draft is None else _checked(pair.draft))
+
+
+def _over_ranks(
+    target: str | Path, draft: Any, dtype: Any, device: str, weights: str | None, parallel: int | str
+) -> Pair:
+    """Load a target over several ranks with a draft model, or a stack of what reads none of its states.
+
+    Raises:
+        InvalidParameter: a head is named, or one is inside the target: it reads the target's states.
+    """
+    if draft is not None and not is_stack(draft) and not is_derived(draft) and _names_head(draft):
+        raise InvalidParameter(
+            f"{shown(str(draft))} is a draft head, which reads the target's states, and with parallel these are not "
+            "handed out; take a draft model, or one that drafts from text, such as ngram."
+        )
+    named = {"dtype": dtype, "device": device, "weights": weights, "parallel": parallel}
+    if not is_stack(draft):
+        return load_pair_of_models(target, draft, **named)
+    parse_stack(str(draft))
+    pair = load_pair_of_models(target, **named)
+    return replace(pair, draft=draft_for(str(draft), pair.target))
 
 
 def _of_target(name: str | Path, target: Any) -> Drafter | None:

@@ -26,6 +26,7 @@ from polydraft.models.checks.room import check_memory
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.derived import check_word, read_word, refuse_word, word_of
+from polydraft.models.distributed.mirrored import RANKS, MirroredModel
 from polydraft.models.encoders.filling import encoded, filled
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
@@ -113,6 +114,7 @@ __all__ = [
     "OF_A_CALL_THAT_ENDS",
     "OF_DECODERS",
     "OF_ONE_CALL",
+    "RANKS",
     "WHOLE",
     "AdditivePenalties",
     "Cache",
@@ -128,6 +130,7 @@ __all__ = [
     "Layer",
     "LayerSet",
     "Message",
+    "MirroredModel",
     "Pair",
     "PlainFolder",
     "Prepared",

@@ -198,6 +198,7 @@ class Facts:
         layers: how many layers it has; None if that is not known.
         width: how wide its hidden states are; likewise.
         queries: whether `forward` takes `queries`.
+        ranks: on how many ranks its weights lie; states and weights of more than one are not given away.
     """
 
     vocab_size: int
@@ -209,6 +210,7 @@ class Facts:
     layers: int | None = None
     width: int | None = None
     queries: bool = False
+    ranks: int = 1
 
 
 @runtime_checkable

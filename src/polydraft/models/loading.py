@@ -39,6 +39,9 @@ from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.supported import check_architecture
 from polydraft.models.derived import check_word, derived, in_few_bits
+from polydraft.models.distributed.mirrored import follow
+from polydraft.models.distributed.ranks import Ranks, gathered, on_this_machine
+from polydraft.models.distributed.splitting import Sharing, check_shared
 from polydraft.models.fused.few_bits import KINDS
 from polydraft.models.hugging_face import HuggingFaceModel
 
@@ -75,6 +78,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     weights: str | None = None,
+    parallel: int | str | None = None,
 ) -> Pair:
     """Load a target and, if given, a draft model, from folders, GGUF files or hub names.
 
@@ -92,10 +96,14 @@ def load(
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
             texts then have; None leaves them.
+        parallel: over how many ranks the target lies (`Sharing.named`); the draft model is whole, on rank 0. Rank 0
+            starts the others, unless torchrun has: then this returns on rank 0 alone, and the others leave when that
+            ends. None for one process.
 
     Raises:
         CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
             that name, or the dtype or device is unknown.
+        RankLost: a process that was to hold a part of the target has ended; why.
         MissingExtra: a GGUF file is named, and the package that reads it is not installed.
         InvalidParameter: `weights` is no such word, or the device is no CPU.
         UnsupportedModel: a model that cannot score token trees, that needs code of its own, or whose weights cannot
@@ -107,13 +115,20 @@ def load(
     _check_weights_word(weights, place)
     if is_derived(draft):
         check_word(str(draft))
+    sharing = None if parallel is None else Sharing.named(parallel)
+    if sharing is not None:
+        check_shared(weights=weights, draft=draft, device=device)
     with held_back():
         first = _checked(target)
         second = None if draft is None or is_derived(draft) else _checked(draft)
         tokenizer = _tokenizer(first)
         if second is not None:
             check_same_tokens(tokenizer, _tokenizer(second), str(target), str(draft))
-        large = _model(first, precision, place, weights)
+        large = (
+            _model(first, precision, place, weights)
+            if sharing is None
+            else _shared(first, str(target), dtype, precision, place, sharing)
+        )
         small = None if second is None else _model(second, precision, place)
     if is_derived(draft):
         return Pair(large, derived(large, str(draft)), tokenizer)
@@ -357,13 +372,73 @@ def _check_weights_word(weights: object, device: torch.device) -> None:
         raise InvalidParameter(f"Weights of few bits are for CPUs, but the device is {device}; leave them out.")
 
 
+def _shared(
+    source: Source,
+    name: str,
+    dtype: str | torch.dtype,
+    precision: torch.dtype | str,
+    device: torch.device,
+    sharing: Sharing,
+) -> PreTrainedModel:
+    """Load a target over several ranks: this process's part, and the others' in theirs.
+
+    Raises:
+        SystemExit: this is not rank 0, and that has ended.
+    """
+    if source.gguf:
+        raise InvalidParameter(f"{name} is a GGUF file, which is loaded whole; leave parallel out.")
+    sharing.check(AutoConfig.from_pretrained(source.path, **source.arguments), name)
+    told = {"target": name, "dtype": str(dtype).removeprefix("torch."), "parallel": str(sharing)}
+    ranks = gathered(sharing.ranks, told)
+    model = _part(ranks, source, precision, device, sharing)
+    if model is None:
+        raise SystemExit(0)
+    return model
+
+
+def load_part(ranks: Ranks, target: str, dtype: str, sharing: Sharing) -> None:
+    """Load the part of a rank that is not the first, and follow the first until it ends; errors are those of `load`."""
+    place = device_named("auto")
+    with held_back():
+        _part(ranks, _checked(target), precision_named(dtype, place), place, sharing)
+
+
+def _part(
+    ranks: Ranks, source: Source, precision: torch.dtype | str, device: torch.device, sharing: Sharing
+) -> PreTrainedModel | None:
+    """Load this rank's part and try it, as all ranks do at once; return it on rank 0, None on others, at the end."""
+    with on_this_machine(ranks):
+        try:
+            ranks.meet()
+            model = _model(source, precision, device, sharing=sharing)
+            ranks.guard(model)
+            part = HuggingFaceModel(model, fused=False)
+            if not part.facts.branches:
+                raise UnsupportedModel(f"{source.name} scores chains only, so it lies on one rank; leave parallel out.")
+        except BaseException as error:
+            raise ranks.lost(error) from error
+    if ranks.rank:
+        follow(part, ranks.receive)
+        ranks.leave()
+        return None
+    ranks.met(model)
+    return model
+
+
 def _model(
-    source: Source, precision: torch.dtype | str, device: torch.device, weights: str | None = None
+    source: Source,
+    precision: torch.dtype | str,
+    device: torch.device,
+    weights: str | None = None,
+    sharing: Sharing | None = None,
 ) -> PreTrainedModel:
     try:
         with alone(source.path, source.gguf) as path:
             config = AutoConfig.from_pretrained(path, **source.arguments)
-            door, _ = _kind(config)
+            door, built = _kind(config)
+            extra = unpacked() if source.gguf else {}
+            if sharing is not None:
+                extra |= sharing.arguments(config, cast(Any, built).base_model_prefix)
             if precision == "auto" and device.type == "cpu":
                 precision = torch.bfloat16 if config.dtype == torch.bfloat16 else torch.float32
             loaded = door.from_pretrained(
@@ -372,7 +447,7 @@ def _model(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
                 **source.arguments,
-                **(unpacked() if source.gguf else {}),
+                **extra,
             )
     except Exception as error:
         raise CheckpointError(f"No model can be loaded from {source.name}: {reason(error)}.") from error
@@ -380,6 +455,8 @@ def _model(
     absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if absent:
         raise CheckpointError(f"The model in {source.name} is damaged: {min(absent)} is missing or has another shape.")
+    if sharing is not None:
+        return model.eval()
     try:
         model.to(device).eval()  # pyright: ignore[reportArgumentType]  the stub of `to` counts self twice
     except RuntimeError as error:

@@ -37,7 +37,8 @@ class ModelIdentity:
         """Describe a model."""
         weights, mark = list(model.parameters()), 0
         for one in weights:
-            mark = crc32(one.detach().flatten()[:256].double().cpu().numpy().tobytes(), mark)
+            here = getattr(one.detach(), "to_local", one.detach)()  # of weights on several ranks this one's part
+            mark = crc32(here.flatten()[:256].double().cpu().numpy().tobytes(), mark)
         return cls(name, sum(one.numel() for one in weights), f"{mark:08x}")
 
     def beside(self, other: "ModelIdentity") -> str:

@@ -331,6 +331,8 @@ def _size_and_place(model: PreTrainedModel) -> tuple[int, torch.device]:
     """Return the bytes of a model's weights, and where they are."""
     weights = [*model.parameters()]
     places = {one.device for one in weights}
+    if getattr(model.config, "distributed_config", None) is not None:
+        raise UnsupportedModel("its weights lie on several ranks")
     if len(places) > 1 or any(one.type == "meta" for one in places):
         raise UnsupportedModel("it is spread over several devices")
     return sum(one.numel() * one.element_size() for one in weights), places.pop()
