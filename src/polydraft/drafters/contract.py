@@ -306,6 +306,11 @@ class Collects(Protocol):
         ...
 
 
+def has_store(drafter: Drafter) -> bool:
+    """Tell whether a drafter, or one inside, reads a store, which other processes may write."""
+    return any(getattr(one, "store", None) is not None for one in drafters_in(drafter))
+
+
 def is_sound(drafter: Drafter) -> bool:
     """Tell whether a drafter says that it is sound; a class derived from such a one must say so itself."""
     return "sound" in vars(type(drafter)) and cast(SoundDrafter, drafter).sound

@@ -26,7 +26,9 @@ from polydraft.models.checks.room import check_memory
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.derived import check_word, read_word, refuse_word, word_of
-from polydraft.models.distributed.mirrored import RANKS, MirroredModel
+from polydraft.models.distributed.mirrored import MirroredModel
+from polydraft.models.distributed.parcel import RANKS
+from polydraft.models.distributed.splitting import check_over_ranks
 from polydraft.models.encoders.filling import encoded, filled
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
 from polydraft.models.generation.arguments import (
@@ -154,6 +156,7 @@ __all__ = [
     "check_config",
     "check_made_inside",
     "check_memory",
+    "check_over_ranks",
     "check_prompts",
     "check_same_size",
     "check_same_source",

@@ -37,7 +37,7 @@ from polydraft.models.checkpoints.folders import (
 )
 from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.silence import held_back, reason
-from polydraft.models.checks.supported import check_architecture
+from polydraft.models.checks.supported import check_architecture, remembers
 from polydraft.models.derived import check_word, derived, in_few_bits
 from polydraft.models.distributed.mirrored import follow
 from polydraft.models.distributed.ranks import Ranks, gathered, on_this_machine
@@ -387,7 +387,10 @@ def _shared(
     """
     if source.gguf:
         raise InvalidParameter(f"{name} is a GGUF file, which is loaded whole; leave parallel out.")
-    sharing.check(AutoConfig.from_pretrained(source.path, **source.arguments), name)
+    config = AutoConfig.from_pretrained(source.path, **source.arguments)
+    sharing.check(config, name)
+    if remembers(config):
+        raise UnsupportedModel(f"{name} remembers in states, which are not shared among ranks; leave parallel out.")
     told = {"target": name, "dtype": str(dtype).removeprefix("torch."), "parallel": str(sharing)}
     ranks = gathered(sharing.ranks, told)
     model = _part(ranks, source, precision, device, sharing)

@@ -11,6 +11,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models.checks.layout import cache_name, device_of, empty_window
+from polydraft.models.distributed.splitting import check_own_plan
 
 COMPILED = "_orig_mod"
 """Where a module of torch.compile keeps what it was made of."""
@@ -132,6 +133,7 @@ def check_model(model: object) -> PreTrainedModel:
         )
     pretrained = cast(PreTrainedModel, model)
     check_supported(pretrained)
+    check_own_plan(pretrained, type(pretrained).__name__)
     check_alike(pretrained)
     return pretrained
 

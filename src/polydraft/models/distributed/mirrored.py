@@ -11,20 +11,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models.cache import TreeCache
-from polydraft.models.distributed.parcel import Parcel
+from polydraft.models.distributed.parcel import RANKS, Parcel
 from polydraft.models.hugging_face import HuggingFaceModel
 from polydraft.models.language_model import WHOLE, Cache, Facts, Forward, Layer, LayerSet
 
-RANKS = "polydraft_ranks"
-"""Where a model notes who holds its other parts."""
 END, PASS, NEW, KEEP, PUT, SELECT = range(6)
 """What can be told."""
 TAKE_ANOTHER = "take a draft model of its own, or one that drafts from text, such as ngram"
@@ -96,9 +93,9 @@ class MirroredModel(HuggingFaceModel):
         model: this rank's part, which says by `RANKS` who has the others.
     """
 
-    def __init__(self, model: Any, ranks: Teller | None = None) -> None:
+    def __init__(self, model: Any) -> None:
+        self.ranks: Teller = getattr(model, RANKS)
         super().__init__(model, fused=False)
-        self.ranks: Teller = ranks or vars(self.model)[RANKS]
         self.why_not_fused = f"its weights lie on {self.ranks.count} ranks."
         book = vars(self.model).setdefault("polydraft_caches", _Book())
         self.forgotten, self._book = book.forgotten, book
@@ -184,7 +181,9 @@ class MirroredModel(HuggingFaceModel):
 
     def _refusal(self, what: str) -> UnsupportedModel:
         name, count = type(self.model).__name__, self.ranks.count
-        return UnsupportedModel(f"{name} lies on {count} ranks, and a drafter that {what} is not run so; {TAKE_ANOTHER}.")
+        return UnsupportedModel(
+            f"{name} lies on {count} ranks, and a drafter that {what} is not run so; {TAKE_ANOTHER}."
+        )
 
 
 class _Book:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from polydraft.errors import UnsupportedModel
 
+RANKS = "polydraft_ranks"
+"""Where a model notes who holds its other parts."""
 WHOLE, BITS = 0, 1
 """How a tensor's entries stand in a parcel: as they are, or 64 truth values a word."""
 WORD = 8

@@ -23,12 +23,12 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from polydraft.errors import InvalidParameter, PolydraftError, RankLost, UnsupportedModel
 from polydraft.models.anatomy import WATCHING
-from polydraft.models.distributed.mirrored import END, RANKS
-from polydraft.models.distributed.parcel import Parcel
+from polydraft.models.distributed.mirrored import END
+from polydraft.models.distributed.parcel import RANKS, Parcel
 
 FIRST = 512
 """Words of a parcel that go in the first broadcast, which is the only one for most passes."""
@@ -51,9 +51,7 @@ class Ranks:
         folder: where they meet, which is not needed any more when the parts are loaded; None under torchrun.
     """
 
-    def __init__(
-        self, count: int, rank: int, helpers: tuple["Helper", ...] = (), folder: Path | None = None
-    ) -> None:
+    def __init__(self, count: int, rank: int, helpers: tuple["Helper", ...] = (), folder: Path | None = None) -> None:
         self.count, self.rank = count, rank
         self._helpers, self._folder = helpers, folder
         self._lock, self._open, self._over, self._why = threading.RLock(), True, False, ""

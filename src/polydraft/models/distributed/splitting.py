@@ -8,7 +8,7 @@ from transformers.distributed import DistributedConfig
 
 from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
 from polydraft.fetched import is_derived
-from polydraft.models.checks.supported import remembers
+from polydraft.models.distributed.parcel import RANKS
 
 MLP = "mlp:"
 """Before a number of ranks: only inner layers and the output head are shared, attention is whole on every rank."""
@@ -63,28 +63,22 @@ class Sharing:
 
         Raises:
             UnsupportedModel: heads or inner layers do not divide, transformers has no plan for its kind, or it is more
-                than a decoder of text, or keeps states; the text has the numbers.
+                than a decoder of text; the text has the numbers.
         """
-        if config.is_encoder_decoder or config.sub_configs or remembers(config):
+        if config.is_encoder_decoder or config.sub_configs:
             raise UnsupportedModel(
-                f"{name} ({config.model_type}) is not only attention over text, and nothing else is run over several "
+                f"{name} ({config.model_type}) is not only a decoder of text, and nothing else is run over several "
                 "ranks; leave parallel out."
             )
-        plan, ranks = plan_of(config), self.ranks
-        if not plan:
+        ranks = self.ranks
+        if not plan_of(config):
             raise UnsupportedModel(
-                f"transformers has no plan by which a {config.model_type} is shared among ranks, so {name} lies on one; "
-                "leave parallel out."
+                f"transformers has no plan by which ranks share a {config.model_type}, so {name} lies on one; leave "
+                "parallel out."
             )
-        told: Any = config
-        heads = told.num_attention_heads
-        keys = getattr(told, "num_key_value_heads", None) or heads
-        if self.attention and (heads % ranks or keys % ranks):
-            raise UnsupportedModel(
-                f"{name} has {heads} heads and {keys} of keys, which {ranks} ranks cannot share; take a number that "
-                f'divides both, or "{MLP}{ranks}", which leaves attention whole on every rank.'
-            )
-        inner = getattr(told, "intermediate_size", None)
+        if self.attention:
+            _check_heads(config, ranks, name, f'"{MLP}{ranks}", which leaves attention whole on every rank')
+        inner = getattr(config, "intermediate_size", None)
         if isinstance(inner, int) and inner % ranks:
             raise UnsupportedModel(
                 f"{name} has inner layers of {inner}, which {ranks} ranks cannot share evenly; take a number that "
@@ -103,6 +97,66 @@ class Sharing:
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
     """Return transformers' plan for a kind of model, by the names of modules; empty if it has none."""
     return dict(getattr(config, "base_model_tp_plan", None) or {})
+
+
+def _check_heads(config: Any, ranks: int, name: str, way: str) -> None:
+    heads = config.num_attention_heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or keys % ranks:
+        raise UnsupportedModel(
+            f"{name} has {heads} heads and {keys} of keys, which {ranks} ranks cannot share; take a number that "
+            f"divides both, or {way}."
+        )
+
+
+def check_own_plan(model: Any, name: str) -> None:
+    """Check that the heads of a model that somebody else has loaded over several ranks divide, where they are shared.
+
+    Raises:
+        UnsupportedModel: they do not; a pass would end in an error about shapes.
+    """
+    ranks = getattr(getattr(model.config, "distributed_config", None), "tp_size", None) or 1
+    if ranks > 1 and any(
+        style == "colwise" and part.rpartition(".")[2] in KEYS for part, style in model.tp_plan.items()
+    ):
+        _check_heads(model.config.get_text_config(), ranks, name, "a tp_plan that replicates attention")
+
+
+def check_over_ranks(model: Any, name: str, *, reads: bool, learns: bool, fixed: bool) -> bool:
+    """Check how a text is drafted for a target over several ranks; return whether times may choose its trees.
+
+    Where rank 0 decides they may. Where every rank calls by itself (plain SPMD), all must choose alike.
+
+    Args:
+        model: the target, loaded over several ranks.
+        name: what the drafter is called in errors.
+        reads: whether the drafter reads the target's states, keys or queries.
+        learns: whether trees or drafts depend on times, or on what other calls have written.
+        fixed: whether the text is fixed, by a seed or at temperature 0.
+
+    Raises:
+        UnsupportedModel: the drafter reads the target's states.
+        InvalidParameter: ranks that call by themselves would draw other numbers, or run other passes.
+    """
+    ranks, leads = model.config.distributed_config.tp_size, getattr(model, RANKS, None) is not None
+    if reads:
+        raise UnsupportedModel(
+            f"The drafter {name!r} reads the target's states or keys, and these are not handed out by a target over "
+            f"{ranks} ranks; take a draft model, or one that drafts from text, such as ngram."
+        )
+    if leads:
+        return True
+    for which, is_so in {
+        "a planner, or a drafter that learns from other calls, may choose other passes on each": learns,
+        "each would draw a seed of its own": not fixed,
+    }.items():
+        if is_so:
+            raise InvalidParameter(
+                f"This target is run by {ranks} ranks that call by themselves, and {which}; load it by "
+                f"polydraft.load(..., parallel={ranks}), so that rank 0 decides, or give a seed, a tree and a drafter "
+                "without a memory."
+            )
+    return False
 
 
 def check_shared(*, weights: object, draft: object, device: object) -> None:
