@@ -30,6 +30,8 @@ def run_serve(settings: Settings) -> int:
         PolydraftError: the model cannot be served.
     """
     SERVE.check()
+    if settings.parallel is not None:
+        _follow_if_other_rank(settings)
     import uvicorn
 
     from polydraft.server import build_app
@@ -83,6 +85,15 @@ def run_serve(settings: Settings) -> int:
     if not desk.told:
         desk.wait(0.0)
     return 0
+
+
+def _follow_if_other_rank(settings: Settings) -> None:
+    """Load a part and leave when rank 0 has ended, where torchrun has started this process for another rank."""
+    from polydraft.models import is_other_rank
+    from polydraft.server.worker.served import load_served
+
+    if is_other_rank(settings.parallel):
+        load_served(settings)
 
 
 def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:

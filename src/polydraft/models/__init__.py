@@ -28,6 +28,7 @@ from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.derived import check_word, read_word, refuse_word, word_of
 from polydraft.models.distributed.mirrored import MirroredModel
 from polydraft.models.distributed.parcel import RANKS
+from polydraft.models.distributed.ranks import is_other_rank
 from polydraft.models.distributed.splitting import check_over_ranks
 from polydraft.models.encoders.filling import encoded, filled
 from polydraft.models.generation.additions import AdditivePenalties, HeldBack, TokenBias
@@ -177,6 +178,7 @@ __all__ = [
     "head_bytes",
     "inputs_beside",
     "is_known",
+    "is_other_rank",
     "is_prepared",
     "kept_product",
     "layer_set",

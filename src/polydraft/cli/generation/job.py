@@ -3,15 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
-from polydraft.cli.generation.one_text import given_prompt, run_generate
+from polydraft.cli.generation.one_text import given_prompt, load_pair_of, run_generate
 from polydraft.cli.generation.prompt_file import run_file
 from polydraft.errors import InvalidParameter
-from polydraft.models import Grammar
+from polydraft.models import Grammar, is_other_rank
 from polydraft.options.commands.generate_options import GenerateOptions
 
 
 def run(options: GenerateOptions) -> int:
     """Continue a prompt, or all of a file; return the exit code."""
+    if options.parallel is not None and is_other_rank(options.parallel):
+        load_pair_of(options)  # which leaves when rank 0 has ended
     check_files(options)
     options = replace(options, prompt=given_prompt(options.prompt))
     grammar = given_grammar(options.json_schema, options.regex, options.grammar, compact=options.compact)

@@ -159,6 +159,7 @@ def _clashes(request: GenerateOptions, drafter: str) -> Iterator[tuple[object, s
     lone = drafter != "model" or (one.target is not None and one.draft is None)
     yield file and lone, "--plan is for a target and a draft model: give --draft too."
     yield one.compiled and one.plan, "--compile is for one tree; leave --plan out."
+    yield one.compiled and one.parallel, "--compile is for a target on one device; leave --parallel out."
     unused = one.draft and not drafter_line(drafter).models
     yield unused, f"--drafter {drafter} does not use a draft model; leave --draft out."
     drafting = {"--tree": one.tree is not None, "--verifier": one.verifier != "auto"}
@@ -174,17 +175,27 @@ def _policy(request: GenerateOptions) -> TreePolicy | None:
 
 
 def load_pair_of(options: ModelOptions, load_named: Callable[..., Pair] | None = None) -> Pair:
-    """Load the models that options name, by `load` unless told otherwise; without a target the embedded pair."""
+    """Load the models that options name, by `load` unless told otherwise; without a target the embedded pair.
+
+    Raises:
+        SystemExit: torchrun has started this process for another rank than the first, and that has ended.
+    """
+    if isinstance(options, GenerateOptions) and options.parallel is not None:
+        named = (options.target, options.draft) if options.target else ("pair", "pair-draft")
+        kept = {"dtype": options.dtype, "device": options.device, "weights": options.weights}
+        return load(*named, **kept, parallel=options.parallel)
     if options.target is None:
         return load_pair(dtype=options.dtype, device=options.device, weights=options.weights)
     named, place = (options.target, options.draft), options.device
     return (load_named or load)(*named, dtype=options.dtype, device=place, weights=options.weights)
 
 
-def named_draft(target: str | None, draft: str | None) -> str | None:
+def named_draft(target: str | None, draft: str | None, parallel: str | None = None) -> str | None:
     """Return what the draft is called in results; None where neither a model nor a head drafts."""
     if draft is not None or target is None:
         return draft or "embedded pair"
+    if parallel is not None:  # no head reads a target that several ranks share
+        return None
     if shipped_head(target) is not None:
         return "shipped head"
     return "its own head" if has_head_inside(target) else None
@@ -192,7 +203,7 @@ def named_draft(target: str | None, draft: str | None) -> str | None:
 
 def _draft_used(request: GenerateOptions) -> str | None:
     line = drafter_line(drafter_name(request))
-    return named_draft(request.target, request.draft) if line.models else None
+    return named_draft(request.target, request.draft, request.parallel) if line.models else None
 
 
 def drafter_name(request: GenerateOptions) -> str:
@@ -201,7 +212,7 @@ def drafter_name(request: GenerateOptions) -> str:
     Raises:
         InvalidParameter: it means a draft model and names none.
     """
-    has_model = named_draft(request.target, request.draft) is not None
+    has_model = named_draft(request.target, request.draft, request.parallel) is not None
     if request.drafter and drafter_line(request.drafter).models and not has_model:
         raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
     usual = text_word(SamplingParams(request.sampling.get("temperature") or 0.0))

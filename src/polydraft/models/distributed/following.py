@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from polydraft.models.distributed.splitting import Sharing
 def main() -> None:
     """Be such a process. What it cannot do it says in a line of standard error, which rank 0 reads."""
     watch_input()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     told = json.loads(sys.argv[1])
     code = 1
     try:

@@ -29,6 +29,7 @@ from polydraft.errors import InvalidParameter, PolydraftError, RankLost, Unsuppo
 from polydraft.models.anatomy import WATCHING
 from polydraft.models.distributed.mirrored import END
 from polydraft.models.distributed.parcel import RANKS, Parcel
+from polydraft.models.distributed.splitting import Sharing
 
 FIRST = 512
 """Words of a parcel that go in the first broadcast, which is the only one for most passes."""
@@ -65,6 +66,8 @@ class Ranks:
         """
         kind = torch.accelerator.current_accelerator()
         backend = "cpu:gloo,cuda:nccl" if kind is not None and kind.type == "cuda" else "gloo"
+        if self.rank and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to hear
         place: dict[str, Any] = {}
         if self._folder is not None:
             place = {"store": dist.FileStore(str(self._folder / "met"), self.count), "rank": self.rank}
@@ -269,6 +272,11 @@ def rank_under_torchrun(count: int) -> int | None:
             f"--nproc-per-node {count}, or ask for as many as there are."
         )
     return int(os.environ["RANK"])
+
+
+def is_other_rank(parallel: object) -> bool:
+    """Tell whether torchrun has started this process for another rank than the first; errors are those of `load`."""
+    return bool(rank_under_torchrun(Sharing.named(parallel).ranks))
 
 
 def gathered(count: int, told: Mapping[str, Any]) -> Ranks:

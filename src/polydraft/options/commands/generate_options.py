@@ -12,6 +12,7 @@ from polydraft.options.commands.option_groups import (
     MODELS,
     NEW_TOKENS,
     OUTPUT,
+    PARALLEL,
     PROMPTS,
     QUIET,
     SEED,
@@ -53,6 +54,7 @@ class GenerateOptions(TextOptions):
     compiled: bool = option(
         False, "Compile the models' passes first; pays on GPUs, for long texts.", MODELS, flag="--compile"
     )
+    parallel: str | None = PARALLEL.usually(None)
     chat_template: bool | None = CHAT_TEMPLATE.usually(None)
     input_file: Path | None = MESSAGES.but(
         help="A file of prompts: JSON lines, or plain text with one a line.", panel=FILES

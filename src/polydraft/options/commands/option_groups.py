@@ -30,6 +30,11 @@ WEIGHTS = Option(
     words=("int8", "int4"),
 )
 DTYPE = Option("auto, float32, bfloat16, float16 or float64.", MODELS, metavar="NAME", check=precision)
+PARALLEL = Option(
+    "Share the target among so many processes, one a GPU; mlp:2 leaves attention whole in each (docs/parallel.md).",
+    MODELS,
+    metavar="N",
+)
 DEVICE = Option("auto, cpu, cuda, cuda:1, ...", MODELS, metavar="NAME", check=device_name)
 DRAFTER = Option(
     "Who drafts: {words}; or FILE.py:CLASS. Default: model if there is one, else merge; when sampling, route.",

@@ -13,6 +13,7 @@ from polydraft.options.commands.option_groups import (
     DTYPE,
     MODELS,
     OUTPUT,
+    PARALLEL,
     TARGET,
     TREE,
     VERIFIER,
@@ -91,6 +92,7 @@ class Settings:
     dtype: str = DTYPE.usually("auto")
     device: str = DEVICE.usually("auto")
     weights: str | None = WEIGHTS.usually(None)
+    parallel: str | None = PARALLEL.usually(None)
     threads: int | None = count(None, "CPU threads of the model. Default: torch's.", MODELS)
     batch_size: int = count(8, "Texts in progress at a time.", LIMITS)
     max_queue: int = option(128, "Texts that may wait; more get 429.", LIMITS, least=0)

@@ -10,7 +10,7 @@ from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
 from polydraft.engine.generate import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, load_pair, read_size, text_of
+from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, read_size, text_of
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Prompt, nested
 
@@ -138,11 +138,9 @@ def load_served(settings: Settings) -> LoadedModels:
     Raises:
         PolydraftError: they cannot be loaded or served.
     """
-    if settings.target is None:
-        pair = load_pair(dtype=settings.dtype, device=settings.device, weights=settings.weights)
-    else:
-        named, place = (settings.target, settings.draft), settings.device
-        pair = load(*named, dtype=settings.dtype, device=place, weights=settings.weights)
+    named = (settings.target, settings.draft) if settings.target else ("pair", "pair-draft")
+    kept = {"dtype": settings.dtype, "device": settings.device, "weights": settings.weights}
+    pair = load(*named, **kept, parallel=settings.parallel)
     target = target_model(pair.target)
     if target.encodes:
         raise UnsupportedModel("The server takes decoders; this model has an encoder, so use polydraft.generate.")

@@ -9,7 +9,7 @@ from typing import Any
 from polydraft.drafters import owned_models
 from polydraft.engine import Method, Observer, Request, RunningBatch, RunningStep, Statistics
 from polydraft.engine.choices import Choices, chosen_method
-from polydraft.errors import PolydraftError
+from polydraft.errors import PolydraftError, RankLost
 from polydraft.models import check_memory
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
@@ -156,6 +156,8 @@ class Writing:
         try:
             self._join()
             found = self._stepped()
+        except RankLost:  # nothing more can be written here: the process ends, and is started anew
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told, and the server goes on
             self._lost(error)
         else:
