@@ -48,7 +48,7 @@ from polydraft.drafters.itself import (
     own_model,
     tokens_per_work,
 )
-from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults
+from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults, runnable
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
 from polydraft.drafters.several.by_depth import ByDepthDrafter
@@ -148,6 +148,7 @@ __all__ = [
     "route",
     "route_before",
     "route_first",
+    "runnable",
     "tokens_per_work",
     "usual_members",
     "write_adapter",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Session
 from polydraft.errors import InvalidParameter, InvalidProbabilities, is_whole, shown
-from polydraft.models import HuggingFaceModel, LanguageModel, check_same_size, same_model
+from polydraft.models import HOME, ElsewhereModel, HuggingFaceModel, LanguageModel, check_same_size, same_model
 from polydraft.probs import SamplingParams, shortlist, usable, whole_row
 from polydraft.reading import Features, Reader, Step, Text, reader_of
 from polydraft.rows import parts, shared
@@ -48,7 +48,9 @@ def runnable(model: object) -> LanguageModel:
     Raises:
         InvalidParameter: this is no model; the text says what to pass.
     """
-    return model if isinstance(model, LanguageModel) else HuggingFaceModel(model)
+    if isinstance(model, LanguageModel):
+        return model
+    return HuggingFaceModel(model) if getattr(model, HOME, None) is None else ElsewhereModel(model)
 
 
 @dataclass(frozen=True, eq=False)

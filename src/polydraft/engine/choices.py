@@ -38,6 +38,7 @@ from polydraft.drafters import (
     proposes,
     route_before,
     route_first,
+    runnable,
 )
 from polydraft.engine.fitted import fitted_policy
 from polydraft.engine.load import draft_for
@@ -46,6 +47,7 @@ from polydraft.engine.measured import relative_levels
 from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel, is_whole, near, shown
 from polydraft.fetched import MODELS, SHIPPED, is_derived, is_stack
 from polydraft.models import (
+    HOME,
     HuggingFaceModel,
     LanguageModel,
     Pair,
@@ -141,7 +143,9 @@ def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafte
     """Turn what users pass into a drafter: a model drafts as it was trained to (`drafter_of`), compiled if asked."""
     if not isinstance(drafter, nn.Module):
         return drafter
-    model = draft_model(drafter, compile=True) if compile else HuggingFaceModel(drafter)
+    if compile and getattr(drafter, HOME, None) is not None:
+        raise InvalidParameter("A draft model on a device of its own is not compiled; leave compile out.")
+    model: Any = draft_model(drafter, compile=True) if compile else runnable(drafter)
     return ModelDrafter(model) if MASKED.isdisjoint(vars(model.model.config)) else drafter_of(model)
 
 

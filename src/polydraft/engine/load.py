@@ -63,6 +63,7 @@ def load(
     device: str = "auto",
     weights: str | None = None,
     parallel: int | str | None = None,
+    draft_device: str | None = None,
 ) -> Pair:
     """Load a target and, if given, a draft model or a draft head, from folders, GGUF files or hub names.
 
@@ -88,6 +89,8 @@ def load(
             texts then have; None leaves them.
         parallel: over how many ranks the target lies, or "mlp:2" to leave attention whole on each; None for one process
             (docs/parallel.md). What drafts is whole, on rank 0; heads and the target itself in part do not draft then.
+        draft_device: where the draft model lies, as `device`; None for beside the target. Heads and what is made of the
+            target are beside it.
 
     Returns:
         the models; `draft` is a model, or the drafter of a head. Of several ranks that torchrun has started the first
@@ -104,28 +107,41 @@ def load(
         VocabularyMismatch: the two tokenizers differ, or a head has tokens that the target does not have.
     """
     refuse_drafters(draft)
+    placed = {"dtype": dtype, "device": device, "weights": weights}
+    if draft_device is not None:
+        placed |= {"draft_device": _own_device(draft, draft_device)}
     if parallel is not None:
-        return _over_ranks(target, draft, dtype, device, weights, parallel)
+        return _over_ranks(target, draft, parallel, placed)
     if is_stack(draft) or is_derived(draft):
         read = parse_stack if is_stack(draft) else View.named
         read(str(draft))  # before the target is loaded, which takes longer
-        pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
+        pair = load_pair_of_models(target, **placed)
         return replace(pair, draft=draft_for(str(draft), pair.target))
     own = shipped_head(target) if draft is None else None
     if own is not None:
-        return with_head(load_pair_of_models(target, dtype=dtype, device=device, weights=weights), own)
+        return with_head(load_pair_of_models(target, **placed), own)
     if draft is None and has_head_inside(target):
         draft = target
     if draft is not None and _names_head(draft):
-        pair = load_pair_of_models(target, dtype=dtype, device=device, weights=weights)
+        pair = load_pair_of_models(target, **placed)
         return replace(pair, draft=head_for(draft, pair.target))
-    pair = load_pair_of_models(target, draft, dtype=dtype, device=device, weights=weights)
+    pair = load_pair_of_models(target, draft, **placed)
     return replace(pair, draft=_of_target(target, pair.target) if draft is None else _checked(pair.draft))
 
 
-def _over_ranks(
-    target: str | Path, draft: Any, dtype: Any, device: str, weights: str | None, parallel: int | str
-) -> Pair:
+def _own_device(draft: Any, place: str) -> str:
+    """Return where a draft model is to lie.
+
+    Raises:
+        InvalidParameter: what drafts is no model of its own, so that it lies beside the target.
+    """
+    if draft is None or is_stack(draft) or is_derived(draft) or _names_head(draft):
+        named = "none is named" if draft is None else f"{shown(str(draft))} is none"
+        raise InvalidParameter(f"draft_device={place!r} is for a draft model, and {named}; leave it out.")
+    return place
+
+
+def _over_ranks(target: str | Path, draft: Any, parallel: int | str, placed: dict[str, Any]) -> Pair:
     """Load a target over several ranks with a draft model, or a stack of what reads none of its states.
 
     Raises:
@@ -136,11 +152,10 @@ def _over_ranks(
             f"{shown(str(draft))} is a draft head, which reads the target's states, and with parallel these are not "
             "handed out; take a draft model, or one that drafts from text, such as ngram."
         )
-    named = {"dtype": dtype, "device": device, "weights": weights, "parallel": parallel}
     if not is_stack(draft):
-        return load_pair_of_models(target, draft, **named)
+        return load_pair_of_models(target, draft, **placed, parallel=parallel)
     parse_stack(str(draft))
-    pair = load_pair_of_models(target, **named)
+    pair = load_pair_of_models(target, **placed, parallel=parallel)
     return replace(pair, draft=draft_for(str(draft), pair.target))
 
 

@@ -26,6 +26,7 @@ from polydraft.models.checks.room import check_memory
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
 from polydraft.models.derived import check_word, read_word, refuse_word, word_of
+from polydraft.models.distributed.elsewhere import HOME, ElsewhereModel
 from polydraft.models.distributed.mirrored import MirroredModel
 from polydraft.models.distributed.parcel import RANKS
 from polydraft.models.distributed.ranks import is_other_rank
@@ -113,6 +114,7 @@ from polydraft.models.text.stream_decoder import StreamDecoder, bytes_of, text_o
 __all__ = [
     "AUTO",
     "BUILT_IN",
+    "HOME",
     "LEVELS",
     "OF_A_CALL_THAT_ENDS",
     "OF_DECODERS",
@@ -123,6 +125,7 @@ __all__ = [
     "Cache",
     "CompiledModel",
     "Conversation",
+    "ElsewhereModel",
     "Encoded",
     "Facts",
     "Forward",

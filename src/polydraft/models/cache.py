@@ -181,6 +181,8 @@ class TreeCache(TransformersCache):
             return
         if len(base) == 1 and path.device.type == "cpu" and _stays(path[0].tolist()):
             return
+        if path.device != self.stores[0].device:  # a draft model may lie on another device than its target
+            base, path = base.to(self.stores[0].device), path.to(self.stores[0].device)
         order = torch.arange(1, path.shape[-1] + 1, device=path.device)
         source = torch.where(path >= 0, path, order)
         if len(base) == 1:

@@ -39,6 +39,7 @@ from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.supported import check_architecture, remembers
 from polydraft.models.derived import check_word, derived, in_few_bits
+from polydraft.models.distributed.elsewhere import HOME
 from polydraft.models.distributed.mirrored import follow
 from polydraft.models.distributed.ranks import Ranks, gathered, on_this_machine
 from polydraft.models.distributed.splitting import Sharing, check_shared
@@ -79,6 +80,7 @@ def load(
     device: str = "auto",
     weights: str | None = None,
     parallel: int | str | None = None,
+    draft_device: str | None = None,
 ) -> Pair:
     """Load a target and, if given, a draft model, from folders, GGUF files or hub names.
 
@@ -99,6 +101,7 @@ def load(
         parallel: over how many ranks the target lies (`Sharing.named`); the draft model is whole, on rank 0. Rank 0
             starts the others, unless torchrun has: then this returns on rank 0 alone, and the others leave when that
             ends. None for one process.
+        draft_device: where the draft model lies, as `device`; None for beside the target.
 
     Raises:
         CheckpointError: a folder or file is missing or damaged, nothing was fetched, the hub does not give a model of
@@ -129,11 +132,14 @@ def load(
             if sharing is None
             else _shared(first, str(target), dtype, precision, place, sharing)
         )
-        small = None if second is None else _model(second, precision, place)
+        beside = large.device if draft_device is None else device_named(draft_device)
+        small = None if second is None else _model(second, precision_named(dtype, beside), beside)
     if is_derived(draft):
         return Pair(large, derived(large, str(draft)), tokenizer)
     if small is not None:
         small.__dict__[PLACE] = large.name_or_path
+        if beside != large.device:
+            small.__dict__[HOME] = large.device
     return Pair(large, small, tokenizer)
 
 

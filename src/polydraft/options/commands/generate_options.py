@@ -5,6 +5,7 @@ from pathlib import Path
 
 from polydraft.options.commands.option_groups import (
     CHAT_TEMPLATE,
+    DRAFT_DEVICE,
     DRAFTING,
     FILE_TO_READ,
     FILES,
@@ -55,6 +56,7 @@ class GenerateOptions(TextOptions):
         False, "Compile the models' passes first; pays on GPUs, for long texts.", MODELS, flag="--compile"
     )
     parallel: str | None = PARALLEL.usually(None)
+    draft_device: str | None = DRAFT_DEVICE.usually(None)
     chat_template: bool | None = CHAT_TEMPLATE.usually(None)
     input_file: Path | None = MESSAGES.but(
         help="A file of prompts: JSON lines, or plain text with one a line.", panel=FILES

@@ -36,6 +36,7 @@ PARALLEL = Option(
     metavar="N",
 )
 DEVICE = Option("auto, cpu, cuda, cuda:1, ...", MODELS, metavar="NAME", check=device_name)
+DRAFT_DEVICE = DEVICE.but(help="Where the draft model lies. Default: beside the target.")
 DRAFTER = Option(
     "Who drafts: {words}; or FILE.py:CLASS. Default: model if there is one, else merge; when sampling, route.",
     DRAFTING,

@@ -8,6 +8,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.options.commands.option_groups import (
     DEVICE,
     DRAFT,
+    DRAFT_DEVICE,
     DRAFTER,
     DRAFTING,
     DTYPE,
@@ -93,6 +94,7 @@ class Settings:
     device: str = DEVICE.usually("auto")
     weights: str | None = WEIGHTS.usually(None)
     parallel: str | None = PARALLEL.usually(None)
+    draft_device: str | None = DRAFT_DEVICE.usually(None)
     threads: int | None = count(None, "CPU threads of the model. Default: torch's.", MODELS)
     batch_size: int = count(8, "Texts in progress at a time.", LIMITS)
     max_queue: int = option(128, "Texts that may wait; more get 429.", LIMITS, least=0)

@@ -140,7 +140,7 @@ def load_served(settings: Settings) -> LoadedModels:
     """
     named = (settings.target, settings.draft) if settings.target else ("pair", "pair-draft")
     kept = {"dtype": settings.dtype, "device": settings.device, "weights": settings.weights}
-    pair = load(*named, **kept, parallel=settings.parallel)
+    pair = load(*named, **kept, parallel=settings.parallel, draft_device=settings.draft_device)
     target = target_model(pair.target)
     if target.encodes:
         raise UnsupportedModel("The server takes decoders; this model has an encoder, so use polydraft.generate.")
