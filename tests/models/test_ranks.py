@@ -78,7 +78,7 @@ def test_another_number_of_processes_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_ctrl_c_waits_for_what_is_told_and_comes_through_when_pressed_again() -> None:
-    done = list[str]()
+    before, done = signal.signal(signal.SIGINT, signal.default_int_handler), list[str]()
     with pytest.raises(KeyboardInterrupt):
         with uninterrupted():
             signal.raise_signal(signal.SIGINT)
@@ -89,7 +89,7 @@ def test_ctrl_c_waits_for_what_is_told_and_comes_through_when_pressed_again() ->
             signal.raise_signal(signal.SIGINT)
             done.append("not reached")
     assert done == ["whole"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 SHARED = {

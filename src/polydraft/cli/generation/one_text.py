@@ -23,7 +23,7 @@ from polydraft.drafters import Drafter, has_head_inside, proposes
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
 from polydraft.engine.tuning import planned
 from polydraft.errors import InvalidParameter, near
-from polydraft.models import Grammar, Pair, StreamDecoder, shipped_head, text_of
+from polydraft.models import Grammar, Pair, StreamDecoder, load_pair, shipped_head, text_of
 from polydraft.options.commands.generate_options import GenerateOptions
 from polydraft.options.commands.option_groups import ModelOptions
 from polydraft.options.option import check_keywords
@@ -180,11 +180,13 @@ def load_pair_of(options: ModelOptions, load_named: Callable[..., Pair] | None =
     Raises:
         SystemExit: torchrun has started this process for another rank than the first, and that has ended.
     """
-    named = (options.target, options.draft) if options.target else ("pair", "pair-draft")
     kept: dict[str, Any] = {"dtype": options.dtype, "device": options.device, "weights": options.weights}
-    if isinstance(options, GenerateOptions):  # the others have no such options
-        kept |= {"parallel": options.parallel, "draft_device": options.draft_device}
-    return (load_named or load)(*named, **kept)
+    spread = ("parallel", "draft_device") if isinstance(options, GenerateOptions) else ()  # others have no such options
+    own = {name: getattr(options, name) for name in spread if getattr(options, name) is not None}
+    if options.target is None and not own:
+        return load_pair(**kept)
+    named = (options.target, options.draft) if options.target else ("pair", "pair-draft")
+    return (load_named or load)(*named, **kept, **own)
 
 
 def named_draft(target: str | None, draft: str | None, parallel: str | None = None) -> str | None:
