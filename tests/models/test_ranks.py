@@ -127,6 +127,7 @@ def test_texts_are_those_of_one_process(name: str, both: tuple[Any, Any], tmp_pa
     rows = 3 if name == "batch" else 1
     found = list[Any]()
     for place, pair in enumerate(both):
+        pair.tokenizer.pad_token = pair.tokenizer.eos_token
         prompts = pair.tokenizer(list(PROMPTS[:rows]), padding=True, padding_side="left", return_tensors="pt")
         options: dict[str, Any] = CALLS.get(name, {"policy": "2,1,1", "temperature": 0.7, "seed": 7})
         if name == "grammar":

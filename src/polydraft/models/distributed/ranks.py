@@ -240,8 +240,9 @@ class Helper:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        with suppress(OSError, AttributeError):
-            self.process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+        for one in filter(None, (self.process.stdin, self.said)):
+            with suppress(OSError):  # whoever was to read it has gone
+                one.close()
 
     def reason(self, count: int) -> str:
         """Return in a sentence that this process has ended, and what it said last."""
