@@ -199,7 +199,7 @@ def test_fields_that_ask_for_something_are_not_dropped(app: TestClient) -> None:
 def test_tokens_to_be_spelt_have_a_queue_too() -> None:
     async def flooded() -> None:
         desk = Desk(Settings(batch_size=1, max_queue=2), Metrics("m"))
-        desk.ready = True
+        desk.told = {"context": 1}  # the model is loaded anew just now
         waiting = [asyncio.ensure_future(desk.submit(Spell(str(number), "a"))) for number in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Refused) as found:

@@ -61,18 +61,21 @@ def run_serve(settings: Settings) -> int:
         say_on_one_line("Loading the model ...")
         server = _serving(uvicorn, config, desk)
 
+        failures: list[PolydraftError] = []
+
         def announce() -> None:
             """Say when the model is loaded; end the server if it cannot be."""
             try:
                 desk.wait()
-            except PolydraftError:
+            except PolydraftError as error:
+                failures.append(error)
                 server.should_exit = True
                 return
             if desk.ready and not desk.stopping:
                 say_on_one_line(
                     f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it."
                 )
-                told = {"batch_size": settings.batch_size, "worker": desk.pid}
+                told = {"batch_size": settings.batch_size, "workers": desk.pids}
                 log("serving", model=settings.name, host=host, port=number, **told)
 
         threading.Thread(target=announce, daemon=True).start()
@@ -82,6 +85,8 @@ def run_serve(settings: Settings) -> int:
             asyncio.run(desk.close())
     finally:
         listening.close()
+    if failures:
+        raise failures[0]
     if not desk.told:
         desk.wait(0.0)
     return 0

@@ -95,8 +95,9 @@ class Settings:
     weights: str | None = WEIGHTS.usually(None)
     parallel: str | None = PARALLEL.usually(None)
     draft_device: str | None = DRAFT_DEVICE.usually(None)
-    threads: int | None = count(None, "CPU threads of the model. Default: torch's.", MODELS)
-    batch_size: int = count(8, "Texts in progress at a time.", LIMITS)
+    workers: int = count(1, "Processes with the model, which share the requests and the threads.", MODELS)
+    threads: int | None = count(None, "CPU threads of all models together. Default: torch's.", MODELS)
+    batch_size: int = count(8, "Texts that a worker has in progress at a time.", LIMITS)
     max_queue: int = option(128, "Texts that may wait; more get 429.", LIMITS, least=0)
     max_connections: int = count(1000, "Open connections; more get 503.", LIMITS)
     max_length: int | None = count(
@@ -115,6 +116,13 @@ class Settings:
         "Seconds without a sign of life from the model's process, or in one step, after which it is started anew.",
         LIMITS,
         least=1,
+    )
+    retries: int = option(
+        2,
+        "How often a request is asked again whose worker ended while it was at it, the last time with that worker "
+        "for itself.",
+        LIMITS,
+        least=0,
     )
     deadline: float = option(600.0, "Seconds that a request may take.", LIMITS, least=0.001)
     grace: float = option(30.0, "Seconds for running requests when told to stop.", LIMITS, least=0)

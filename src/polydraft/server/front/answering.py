@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from polydraft.server.front.desk import Desk, Ticket
+from polydraft.server.front.desk import Desk
 from polydraft.server.front.logs import log
+from polydraft.server.front.tickets import Ticket
 from polydraft.server.wire.answers import AnswerShape, OpenRequest, as_json
 from polydraft.server.wire.error_answers import Refused
 from polydraft.server.wire.fields import Common
@@ -60,7 +61,7 @@ async def answer(desk: Desk, request: Request, ask: Ask, body: Common, shape: An
         made = await _made(tally, lambda: shape.whole(tally))  # a server that stops waits for it too
     finally:
         desk.leave(ticket)
-        _tell_log(request, tally, desk, ask)
+        _tell_log(request, tally, desk, ticket)
     return Response(made, media_type="application/json")
 
 
@@ -127,7 +128,7 @@ async def _events(
         yield _line(error.body())
     finally:
         desk.leave(ticket)
-        _tell_log(request, tally, desk, ticket.ask)
+        _tell_log(request, tally, desk, ticket)
     yield f"data: {DONE}\n\n".encode()
 
 
@@ -135,9 +136,9 @@ def _line(body: Mapping[str, object]) -> bytes:
     return b"data: " + as_json(body) + b"\n\n"
 
 
-def _tell_log(request: Request, tally: OpenRequest, desk: Desk, ask: Ask | Spell) -> None:
+def _tell_log(request: Request, tally: OpenRequest, desk: Desk, ticket: Ticket) -> None:
     """Say what a request came to, for the log; of its text only what the operator wants to see."""
-    usage, gains = tally.usage(), tally.gains
+    usage, gains, ask = tally.usage(), tally.gains, ticket.ask
     told: dict[str, Any] = {
         "prompt_tokens": usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"],
@@ -145,6 +146,7 @@ def _tell_log(request: Request, tally: OpenRequest, desk: Desk, ask: Ask | Spell
         "accepted": sum(one.accepted for one in gains),
         **tally.rule,
         "finish": [choice.finish or "cancelled" for choice in tally.choices],
+        "resent": ticket.resent or None,
     }
     if desk.settings.prompts_logged and isinstance(ask, Ask):
         told |= {"prompts": ask.prompts, "texts": [choice.text for choice in tally.choices]}

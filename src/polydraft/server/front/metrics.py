@@ -1,6 +1,8 @@
 """Prometheus metrics, under vLLM's names behind our own prefix, and behind vLLM's where that is asked for."""
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +16,9 @@ GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 STEPS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 LABEL = "model_name"
+MINUTE = 60.0
 COUNTERS = {
     "prompt_tokens": "Tokens of prompts.",
     "generation_tokens": "Tokens written.",
@@ -23,14 +27,17 @@ COUNTERS = {
     "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
     "prefix_cache_queries": "Tokens of prompts that were looked for among those known.",
     "prefix_cache_hits": "Tokens of prompts that were known.",
+    "worker_lost": "Workers that ended by themselves, or hung and were killed.",
 }
 LABELLED = {
     "spec_decode_num_accepted_tokens_per_pos": ("Accepted tokens by depth.", ("position",)),
     "request_success": ("Texts that came to an end.", ("finished_reason",)),
     "request_refused": ("Requests that were refused or failed, by HTTP's number.", ("status",)),
+    "request_resent": ("Requests and texts asked for again: by their seed, or to go on by the law.", ("by",)),
     "request_verifier": ("Requests that were taken, by the rule that verifies drafts.", ("verifier", "lossless")),
 }
 GAUGES = {
+    "workers_ready": "Workers whose model is loaded.",
     "num_requests_running": "Texts in progress.",
     "num_requests_waiting": "Texts that wait.",
     "kv_cache_usage_perc": "Share (0 to 1) of the key slots for texts that hold tokens of texts in progress.",
@@ -45,7 +52,37 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "iteration_tokens_total": ("Tokens of a step: new ones, and prompts of texts that have their first.", STEPS),
     "request_prompt_tokens": ("Tokens of a request's prompts.", SIZES),
     "request_generation_tokens": ("Tokens of a text.", SIZES),
+    "request_spec_decode_acceptance_rate": ("Share (0 to 1) of a request's drafts that were accepted.", SHARES),
 }
+PER_CALL = "tokens_per_call"
+
+
+class LastMinute:
+    """The mean of what was noted in the last minute, in seconds' time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds = deque[tuple[int, list[int]]]()  # of each second: how much, and how often
+
+    def note(self, count: int) -> None:
+        """Note something."""
+        now = int(self._clock())
+        if not self._seconds or self._seconds[-1][0] != now:
+            self._forget(now)
+            self._seconds.append((now, [0, 0]))
+        sums = self._seconds[-1][1]
+        sums[0] += count
+        sums[1] += 1
+
+    def mean(self) -> float:
+        """Return the mean; NaN of nothing."""
+        self._forget(int(self._clock()))
+        total, often = (sum(sums[part] for _, sums in tuple(self._seconds)) for part in range(2))
+        return total / often if often else math.nan
+
+    def _forget(self, now: int) -> None:
+        while self._seconds and self._seconds[0][0] <= now - MINUTE:
+            self._seconds.popleft()
 
 
 class Metrics:
@@ -55,6 +92,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model
         self._named: dict[str, list[Any]] = {}
+        self.calls = LastMinute()
         for prefix in (OURS, THEIRS) if vllm else (OURS,):
             self._make(prefix)
 
@@ -67,6 +105,9 @@ class Metrics:
             keep(name, Counter(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model))
         for name, said in GAUGES.items():
             keep(name, Gauge(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model))
+        said = "New tokens of a text in a pass of the target, over the last minute; NaN if there was none."
+        per_call = Gauge(f"{prefix}:{PER_CALL}", said, labels, registry=registry).labels(self._model)
+        per_call.set_function(self.calls.mean)
         for name, (said, buckets) in HISTOGRAMS.items():
             one = Histogram(f"{prefix}:{name}", said, labels, registry=registry, buckets=buckets)
             keep(name, one.labels(self._model))
@@ -124,6 +165,7 @@ class Timing:
         self._last: dict[int, float] = {}
         self._first: dict[int, float] = {}
         self._tokens: dict[int, int] = {}
+        self._left, self._drafted, self._accepted = 0, 0, 0
 
     @property
     def seconds(self) -> float:
@@ -132,7 +174,7 @@ class Timing:
 
     def begun(self, said: Mapping[str, Any]) -> None:
         """Note that the request was taken."""
-        tokens = sum(said["prompt_tokens"])
+        tokens, self._left = sum(said["prompt_tokens"]), len(said["seeds"])
         self._metrics.add("prompt_tokens", tokens)
         self._metrics.see("request_prompt_tokens", tokens)
         self._metrics.add_by("request_verifier", said["verifier"] or "none", str(said["lossless"]).lower())
@@ -156,6 +198,9 @@ class Timing:
             metrics.see("time_to_first_token_seconds", now - self._asked)
             self._first[number] = now
         self._last[number] = now
+        if count:
+            metrics.calls.note(count)
+        self._drafted, self._accepted = self._drafted + said["drafted"], self._accepted + said["accepted"]
         if said["drafted"]:
             metrics.add("spec_decode_num_drafts")
             metrics.add("spec_decode_num_draft_tokens", said["drafted"])
@@ -172,3 +217,6 @@ class Timing:
         metrics.see("request_generation_tokens", tokens)
         if tokens > 1 and number in self._first:
             metrics.see("request_time_per_output_token_seconds", (now - self._first[number]) / (tokens - 1))
+        self._left -= 1
+        if not self._left and self._drafted:
+            metrics.see("request_spec_decode_acceptance_rate", self._accepted / self._drafted)

@@ -96,10 +96,19 @@ class Measures(AnswerPart):
     speculative_decoding: AllDraftCounts
 
 
+class Resumed(AnswerPart):
+    """A choice that another worker went on with behind so many tokens, with another seed."""
+
+    index: int
+    tokens: int
+    seed: int
+
+
 class Seeds(Rule):
     """The seed of every choice, the rule that verified drafts, and whether the texts follow the target's law."""
 
     seeds: list[int]
+    resumed: NotRequired[list[Resumed]]
 
 
 class TraceToken(AnswerPart):
@@ -137,6 +146,7 @@ class Trace(AnswerPart):
     accepted: NotRequired[int]
     acceptance_by_depth: NotRequired[list[float]]
     seeds: NotRequired[list[int]]
+    resumed: NotRequired[list[Resumed]]
     verifier: NotRequired[str | None]
     lossless: NotRequired[bool]
 

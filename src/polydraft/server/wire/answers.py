@@ -22,6 +22,7 @@ from polydraft.server.wire.answer_types import (
     DraftCounts,
     Finish,
     Measures,
+    Resumed,
     Rule,
     Seeds,
     TextChoice,
@@ -131,6 +132,7 @@ class OpenRequest:
     def __init__(self, begun: Mapping[str, Any], n: int, level: str) -> None:
         self.begun, self.n, self.level = begun, n, level
         self.choices = [Choice(number) for number in range(len(begun["seeds"]))]
+        self.resumed: list[Resumed] = []
 
     def add(self, kind: str, said: Mapping[str, Any]) -> Choice:
         """Take an event; return the choice that it is about."""
@@ -139,6 +141,7 @@ class OpenRequest:
             choice.cached = said["cached"]
         else:
             choice.add(said)
+            self.resumed += [said["resumed"]] if "resumed" in said else []
         return choice
 
     def echo(self, choice: Choice) -> Mapping[str, Any] | None:
@@ -170,7 +173,8 @@ class OpenRequest:
     @property
     def seeds(self) -> Seeds:
         """What every answer tells of its texts, however little else is told."""
-        return {"seeds": list(self.begun["seeds"]), **self.rule}
+        told: Seeds = {"seeds": list(self.begun["seeds"]), **self.rule}
+        return {**told, "resumed": self.resumed} if self.resumed else told
 
     def usage(self) -> Usage:
         """Return the usage in OpenAI's shape.
@@ -268,6 +272,8 @@ class AnswerShape:
         """
         trace, own = body.get("polydraft") or Trace(), tally.seeds
         trace["seeds"], trace["verifier"], trace["lossless"] = own["seeds"], own["verifier"], own["lossless"]
+        if "resumed" in own:
+            trace["resumed"] = own["resumed"]
         if not usage:
             body["metrics"] = tally.metrics()
         body["polydraft"] = trace

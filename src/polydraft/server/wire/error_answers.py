@@ -15,6 +15,7 @@ SERVER_ERROR = "server_error"
 STATUSES = {
     "context_length_exceeded": 400,
     "unusable": 400,
+    "fatal_request": 500,
     "worker_gone": 503,
     "not_ready": 503,
     "stopping": 503,

@@ -1,7 +1,7 @@
 """The worker: the process that owns the model."""
 
 from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Speculation, Spell
-from polydraft.server.worker.workers import WARNED, ProcessWorker, ThreadWorker, traced
+from polydraft.server.worker.workers import WARNED, ProcessWorker, ThreadWorker, Worker, new_worker, traced
 
 __all__ = [
     "WARNED",
@@ -13,5 +13,7 @@ __all__ = [
     "Speculation",
     "Spell",
     "ThreadWorker",
+    "Worker",
+    "new_worker",
     "traced",
 ]

@@ -35,11 +35,12 @@ class AnswerText:
             include_stop=wanted.ask.stop_included,
             least=wanted.ask.min_tokens,
         )
-        self._followed = Followed(wanted.prediction) if wanted.prediction else None
-        self._steps, self._count = 0, 0  # steps that were told, and their tokens
+        told = wanted.ask.told
+        self._followed = Followed(wanted.prediction).on(told) if wanted.prediction else None
+        self._steps, self._count = 0, len(told)  # steps that were told, and the tokens of the text
         self._statistics = Statistics()  # of a text whose steps are traced
-        self._length = 0  # characters that were told
-        self._unplaced = deque[dict[str, Any]]()  # log-probabilities of tokens whose place is not certain
+        self._length = len(self._decoder.add(told))  # characters that were told
+        self._unplaced = deque(map(dict, wanted.ask.unplaced))  # log-probabilities of tokens whose place is uncertain
 
     @property
     def fresh(self) -> bool:
@@ -84,6 +85,7 @@ class AnswerText:
             for one in gain.logprobs[:count]:
                 self._unplaced.append(spelt(self.served, one.token, one.logprob, one.top[: self.ask.logprobs]))
             told["logprobs"] = self._placed(over=bool(finish))
+            told["unplaced"] = list(self._unplaced)
         if self.ask.speculation.trace:
             self._statistics.add(replace(block, rows={row: shown}))
             told["trace"] = self._traced(shown, block, row, pieces)

@@ -131,6 +131,8 @@ def request_of(served: LoadedModels, wanted: TextRequest) -> Request:
     eos = frozenset() if ask.ignore_eos else request.ending.eos
     eos |= frozenset(ask.stop_tokens)
     ended = replace(request, ending=replace(request.ending, eos=eos), law=replace(request.law, eos=eos))
+    if ask.told:  # behind what was prepared for the prompt, so that everything counts them to the answer
+        ended = replace(ended, tokens=torch.cat((tokens, tokens.new_tensor(ask.told))))
     return with_name(ended, ask.name)
 
 

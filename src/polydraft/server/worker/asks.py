@@ -1,8 +1,9 @@
 """What a worker is asked for, and what it answers: plain values, which go through a pipe."""
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polydraft.errors import ContextOverflow, PolydraftError
@@ -12,6 +13,8 @@ Prompt = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 SEED_STEP = 1_000_003
 """From one choice's seed to the next one's, as between the rows of `polydraft.generate`."""
 MOST_SEED = 2**63
+SEEDS = 2**53
+"""Seeds that are drawn are smaller, so that JSON readers keep them."""
 NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens "
     "max_completion_tokens min_tokens logprobs n tools".split()
@@ -93,6 +96,8 @@ class Ask:
         echo: whether prompts are told, with log-probabilities if these are.
         alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
+        told: new tokens that were told already, and that the text goes on from; `max_tokens` and all else count them.
+        unplaced: log-probabilities of the last of these whose place in the text was not certain yet.
     """
 
     name: str
@@ -120,11 +125,25 @@ class Ask:
     speculation: Speculation = Speculation()
     alone: bool = False
     planned: bool = False
+    told: tuple[int, ...] = ()
+    unplaced: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def size(self) -> int:
         """How many texts it asks for."""
         return len(self.prompts) * self.n
+
+    def seeded(self) -> "Ask":
+        """Return it with a seed; a planner may choose the trees of one that had none."""
+        if self.seed is not None:
+            return self
+        planned = not (self.speculation.says_how or self.prediction)
+        return replace(self, seed=secrets.randbelow(SEEDS), planned=planned)
+
+    def of_text(self, number: int) -> "Ask":
+        """Return a request for one of its texts alone, whose prompt is not told back."""
+        prompts = (self.prompts[number // self.n],)
+        return replace(self, prompts=prompts, n=1, seed=self.seed_of(number), echo=False)
 
     def seed_of(self, number: int) -> int:
         """Return the seed of a text."""

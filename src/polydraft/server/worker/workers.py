@@ -10,9 +10,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -32,6 +33,32 @@ BEAT = 1.0
 """A worker gives a sign of life after so many seconds, and is looked after as often."""
 
 
+class Worker(Protocol):
+    """Who writes texts, wherever it runs; what it says goes to whoever made it, last of all "gone".
+
+    Attributes:
+        pid: its process, if it has one of its own.
+    """
+
+    pid: int | None
+
+    def tell(self, told: Any) -> None:
+        """Tell it something, without waiting; nothing if it is gone."""
+        ...
+
+    def end(self, seconds: float) -> None:
+        """Let it stop; after so many seconds by force, where that is possible."""
+        ...
+
+
+def new_worker(settings: Settings, say: Say) -> Worker:
+    """Start one of a server's workers, with its share of the threads."""
+    if settings.workers > 1:
+        threads = settings.threads or torch.get_num_threads()
+        settings = replace(settings, threads=max(1, threads // settings.workers))
+    return (ProcessWorker if settings.apart else ThreadWorker)(settings, say)
+
+
 class ProcessWorker:
     """Run a worker in a child process, to which plain values go through a pipe; one that hangs is killed.
 
@@ -48,7 +75,7 @@ class ProcessWorker:
         self._process = context.Process(target=run, args=(settings, theirs), daemon=True)
         self._process.start()
         theirs.close()
-        self.pid = self._process.pid
+        self.pid: int | None = self._process.pid
         for task in (self._listen, self._speak, self._watch):
             threading.Thread(target=task, daemon=True).start()
 

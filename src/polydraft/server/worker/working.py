@@ -169,7 +169,7 @@ def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
             writing.cancel(told.name)
             preparing.cancel(told.name)
         else:
-            preparing.take(writing.seeded(told) if isinstance(told, Ask) else told)
+            preparing.take(told)
         told = None if time.monotonic() > end and not (writing.idle and not preparing.busy) else hear(0.0)
     for asked, found in preparing.done():
         _go_on(writing, asked, found)

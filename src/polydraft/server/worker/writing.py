@@ -1,6 +1,5 @@
 """The texts in progress: requests join between steps, and everything a step brings is said."""
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from polydraft.server.worker.served import LoadedModels
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
 """Key slots of a row beside its text: the largest tree, and riders."""
-SEEDS = 2**53
 SAMPLING_BY_GREEDY = {True: SamplingParams(temperature=0), False: SamplingParams()}
 """Greedy texts and sampled ones: other drafters and trees suit them, so each kind has a planner of its own."""
 EXPECTED_TOKENS = 10_000
@@ -89,16 +87,9 @@ class Writing:
         """Whether there is nothing to write."""
         return not (self._waiting or self._texts or self._echoing)
 
-    def seeded(self, ask: Ask) -> Ask:
-        """Return a request with a seed; a planner may choose the trees of one that had none."""
-        if ask.seed is not None:
-            return ask
-        planned = bool(self._planned) and not (ask.speculation.says_how or ask.prediction)
-        return replace(ask, seed=secrets.randbelow(SEEDS), planned=planned)
-
     def take(self, ask: Ask) -> None:
         """Take a request, or say why not."""
-        ask = self.seeded(ask)
+        ask = ask.seeded()
         try:
             self.begin(ask, wanted_of(self.served, ask))
         except PolydraftError as error:
@@ -226,7 +217,7 @@ class Writing:
     def _request(self, wanted: TextRequest) -> tuple[Request, Method | None]:
         """Return a text as the batch takes it, and the method that it has for itself."""
         request = request_of(self.served, wanted)
-        if wanted.ask.planned:
+        if wanted.ask.planned and self._planned:
             return replace(request, method=self._planned[request.law.params.temperature == 0]), None
         speculation = replace(wanted.ask.speculation, trace=False)
         with about("prediction" if wanted.prediction else DRAFTING):
