@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from packaging.requirements import Requirement
-from serving import COMMAND, healthy, running, served, worker_of
+from serving import COMMAND, healthy, running, served, until, worker_of
 
 from polydraft.cli import main
 from polydraft.cli import serving as running_room
@@ -90,37 +90,58 @@ def test_how_much_is_told_of_drafts_is_an_option(
     assert ("all" in said and "summary" in said) == (word == "all")
 
 
+def told_of(lines: Iterator[str]) -> list[dict[str, Any]]:
+    """Return the rest of a stream."""
+    events = [line.removeprefix("data: ") for line in lines if line]
+    return [json.loads(event) for event in events if event != "[DONE]"]
+
+
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_requests_alone() -> None:
-    with running() as (process, address), httpx.Client(base_url=address, timeout=30) as found:
-        with found.stream("POST", "/v1/completions", json=LONG) as answer:
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+def test_a_worker_that_ends_costs_no_request(harm: signal.Signals) -> None:
+    log = list[str]()
+    with running("--stall", "2", log=log) as (process, address), httpx.Client(base_url=address, timeout=90) as found:
+        with found.stream("POST", "/v1/completions", json={**LONG, "seed": 3}) as answer:
             lines = answer.iter_lines()
-            next(lines)
-            os.kill(worker_of(process), signal.SIGKILL)
-            begun = time.monotonic()
-            rest = "".join(lines)
-        assert "worker_gone" in rest and time.monotonic() - begun < 2
-        answer = found.post("/v1/completions", json={"prompt": "a"})
-        assert (answer.status_code in (200, 503) and "retry-after" in answer.headers) or answer.status_code == 200
-        while not healthy(address):
-            assert time.monotonic() - begun < 10
-            time.sleep(0.05)
-        assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+            first = json.loads(next(lines).removeprefix("data: "))
+            os.kill(worker_of(process), harm)
+            rest = told_of(lines)
+        text = "".join(one["choices"][0]["text"] for one in [first, *rest])
+        assert not [one for one in rest if "error" in one] and rest[-1]["choices"][0]["finish_reason"] == "length"
+        again = found.post("/v1/completions", json={**LONG, "seed": 3, "stream": False}).json()
+        assert "resumed" in rest[-1]["polydraft"] or again["choices"][0]["text"] == text
+        assert again["usage"]["completion_tokens"] == LONG["max_tokens"]
+    (lost,) = [json.loads(line) for line in log if '"worker gone"' in line]
+    assert lost.get("stalled") is (True if harm == signal.SIGSTOP else None)
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_killed_and_started_again() -> None:
-    with running("--stall", "2") as (process, address), httpx.Client(base_url=address, timeout=30) as found:
-        with found.stream("POST", "/v1/completions", json=LONG) as answer:
+def test_without_retries_a_worker_costs_its_requests() -> None:
+    with running("--stall", "2", "--retries", "0") as (process, address):
+        with httpx.stream("POST", f"{address}/v1/completions", json=LONG, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             os.kill(worker_of(process), signal.SIGSTOP)
             begun = time.monotonic()
             rest = "".join(lines)
-        assert "worker_gone" in rest and "hung" in rest and 1 < time.monotonic() - begun < 8
-        while not healthy(address):
-            assert time.monotonic() - begun < 20
-            time.sleep(0.05)
+        assert "worker_gone" in rest and "hung" in rest and 1 < time.monotonic() - begun < 20
+        until(lambda: healthy(address), 60)
+        told = httpx.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=60)
+        assert told.status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal here")
+def test_a_signal_starts_the_workers_anew() -> None:
+    with running("--workers", "2") as (process, address), httpx.Client(base_url=address, timeout=60) as found:
+        before = worker_of(process)
+        with found.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 300}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGUSR1)
+            rest = told_of(lines)
+        assert not [one for one in rest if "error" in one] and rest[-1]["choices"][0]["finish_reason"] == "length"
+        until(lambda: before != worker_of(process), 90)
         assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 

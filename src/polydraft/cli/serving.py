@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import signal
 import socket
 import threading
 from dataclasses import replace
@@ -19,7 +20,7 @@ PATIENCE = 2
 
 
 def run_serve(settings: Settings) -> int:
-    """Serve until SIGTERM or Ctrl-C; return the exit code.
+    """Serve until SIGTERM or Ctrl-C; return the exit code. SIGUSR1 lets the workers be started anew.
 
     At an address of this machine alone and without keys only this machine's names are answered to, unless others are
     allowed: else any page that a browser on it shows could call, by a name that it makes mean this machine.
@@ -106,6 +107,17 @@ def _serving(uvicorn: Any, config: Any, desk: Any) -> Any:
 
     class Server(uvicorn.Server):
         draining: Any = None
+        replacing: Any = None
+
+        async def startup(self, sockets: Any = None) -> None:
+            """Begin; from then on a signal lets workers be replaced, where there is such a signal."""
+            await super().startup(sockets)
+            if "SIGUSR1" in signal.Signals.__members__ and threading.current_thread() is threading.main_thread():
+                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._replace)
+
+        def _replace(self) -> None:
+            if desk.told and not desk.stopping:
+                self.replacing = asyncio.ensure_future(desk.replace_workers())
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Take note of a signal; while the model is loaded nothing has begun, and it ends the process."""

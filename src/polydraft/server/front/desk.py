@@ -134,6 +134,7 @@ class Desk:
 
         Each ends what it has begun; what it has not ended when its time is over is asked for again.
         """
+        log("replacing workers")
         for slot in self.slots:
             worker, end = slot.worker, time.monotonic() + self.settings.grace
             if slot.closed or worker is None:  # somebody is at it already, or it is started anew just now
