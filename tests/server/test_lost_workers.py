@@ -54,7 +54,7 @@ def running_app(**settings: Any) -> Iterator[tuple[str, Desk]]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    until(lambda: server.started, 300)
+    until(lambda: server.started, 900)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", app.state.desk
     finally:
@@ -122,7 +122,7 @@ def test_a_killed_process_costs_no_request(tiny: TinyPair, count: int) -> None:
         assert number_of(address, "worker_lost_total") == 1 and number_of(address, "request_resent_total") > 0
         assert number_of(address, "request_success_total") == COUNT
         assert number_of(address, 'request_resent_total{by="law"') == 0
-        until(lambda: number_of(address, "workers_ready") == count, 120)
+        until(lambda: number_of(address, "workers_ready") == count, 600)
     check_texts(tiny, texts)
 
 

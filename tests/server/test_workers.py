@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front import desk as desk_room
 from polydraft.server.front.desk import Desk
@@ -16,6 +17,7 @@ from polydraft.server.front.slots import LEAST_KNOWN, WorkerSlot, chosen, common
 from polydraft.server.front.tickets import Attempt, Ticket, ToldText
 from polydraft.server.wire.error_answers import Refused
 from polydraft.server.worker import Ask, Cancel, Event, Spell
+from polydraft.server.worker import workers as workers_room
 
 LONG = "x" * LEAST_KNOWN
 NOTHING = {"text": "", "drafted": 0, "accepted": 0, "finish": "", "stopped_by": None}
@@ -328,6 +330,30 @@ def test_where_no_worker_can_be_started_those_who_wait_are_told(run: Any, monkey
         assert found.value.code == "not_ready"
 
     run(test)
+
+
+def test_a_worker_that_cannot_load_the_model_is_told_of_though_others_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(ScriptedWorker):
+        def __init__(self, settings: Settings, say: Callable[[Event], None]) -> None:
+            super().__init__(settings, say if not made else lambda _: None)
+            made.append(self)
+            if len(made) == 2:
+                say(Event("broken", said={"message": "There is no room for it."}))
+
+    made = list[ScriptedWorker]()
+    monkeypatch.setattr(desk_room, "new_worker", Broken)
+    desk = Desk(Settings(workers=2), Metrics("m"))
+    desk.launch()
+    with pytest.raises(PolydraftError, match="no room"):
+        desk.wait(5)
+
+
+def test_threads_are_shared_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int | None]()
+    monkeypatch.setattr(workers_room, "ProcessWorker", lambda settings, _: seen.append(settings.threads))
+    for threads, count in ((None, 1), (6, 1), (6, 2), (6, 4), (2, 8)):
+        workers_room.new_worker(Settings(threads=threads, workers=count), lambda _: None)
+    assert seen == [None, 6, 3, 1, 1]
 
 
 def test_workers_are_replaced_one_after_another(run: Any) -> None:

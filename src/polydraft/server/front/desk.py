@@ -33,7 +33,7 @@ class Desk:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
-        texts = settings.batch_size + settings.kept_texts
+        texts = settings.batch_size + settings.kept_texts if settings.workers > 1 else 0
         self.slots = [WorkerSlot(number, texts) for number in range(settings.workers)]
         self.tickets: dict[str, Ticket] = {}
         self.told: Mapping[str, Any] = {}

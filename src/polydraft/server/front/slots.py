@@ -17,6 +17,10 @@ LEAST_KNOWN = 64
 class WorkerSlot:
     """A place for a worker, which is filled again when its worker is gone.
 
+    Args:
+        number: of the place.
+        texts: how many prompts are remembered; none where there is one place alone.
+
     Attributes:
         worker: who is there.
         ready: whether its model is loaded.
@@ -28,7 +32,7 @@ class WorkerSlot:
         closed: whether it takes none, since it is about to be replaced.
     """
 
-    def __init__(self, number: int, texts: int) -> None:
+    def __init__(self, number: int, texts: int = 0) -> None:
         self.number = number
         self.worker: Worker | None = None
         self.ready, self.broken, self.failures = False, "", 0
@@ -36,7 +40,7 @@ class WorkerSlot:
         self.attempts: dict[str, Attempt] = {}
         self.guest: Ticket | None = None
         self.closed = False
-        self._prompts = deque[str](maxlen=max(1, texts))
+        self._prompts = deque[str](maxlen=texts)
 
     @property
     def texts(self) -> int:
@@ -46,7 +50,7 @@ class WorkerSlot:
     def send(self, attempt: Attempt) -> None:
         """Let the worker do something."""
         self.attempts[attempt.ask.name] = attempt
-        if prompt := prompt_key(attempt.ask):
+        if self._prompts.maxlen and (prompt := prompt_key(attempt.ask)):
             self._prompts.append(prompt)
         assert self.worker is not None
         self.worker.tell(attempt.ask)

@@ -158,8 +158,9 @@ class Ticket:
                 return None
             self.texts = [ToldText(self.ask.of_text(number)) for number in range(len(said["seeds"]))]
         elif kind in ("joined", "gained"):
-            number = said["number"] if attempt.number is None else attempt.number
-            return self._news_of_text(attempt, number, Event(kind, self.ask.name, {**said, "number": number}))
+            if attempt.number is not None:
+                event = Event(kind, self.ask.name, {**said, "number": attempt.number})
+            return self._news_of_text(attempt, event.said["number"], event)
         return event if event.name == self.ask.name else replace(event, name=self.ask.name)
 
     def _news_of_text(self, attempt: Attempt, number: int, event: Event) -> Event | Attempt | None:
