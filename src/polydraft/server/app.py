@@ -134,14 +134,16 @@ def _add_texts(app: FastAPI) -> None:
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue prompts."""
         desk, name = _taken(request, "cmpl", body.model)
-        shape = AnswerShape(name, model, chat=False, logprobs=body.logprobs is not None)
+        shape = AnswerShape(
+            name, model, chat=False, logprobs=body.logprobs is not None, token_ids=body.return_token_ids
+        )
         return await answer(desk, request, body.as_ask(name), body, shape)
 
     @app.post("/v1/chat/completions", responses=answers(ChatCompletion, ChatCompletionChunk))
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         desk, name = _taken(request, "chatcmpl", body.model)
-        shape = AnswerShape(name, model, chat=True, logprobs=body.logprobs)
+        shape = AnswerShape(name, model, chat=True, logprobs=body.logprobs, token_ids=body.return_token_ids)
         return await answer(desk, request, body.as_ask(name), body, shape)
 
 

@@ -151,6 +151,18 @@ class Trace(AnswerPart):
     lossless: NotRequired[bool]
 
 
+class PromptScore(AnswerPart):
+    """A token that could stand in a place of a prompt: its log-probability, and its place among the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptScores = list[dict[str, PromptScore] | None]
+"""Of every token of a prompt by their numbers: its own, and the likeliest; of the first there is none."""
+
+
 class TextLogprobs(AnswerPart):
     """Log-probabilities of a completion; of a prompt's first token there is none."""
 
@@ -161,13 +173,16 @@ class TextLogprobs(AnswerPart):
 
 
 class TextChoice(AnswerPart):
-    """A text, or a piece of one."""
+    """A text, or a piece of one; tokens by their numbers and scores of the prompt where a request asks for them."""
 
     index: int
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Finish | None
     stop_reason: int | str | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptScores]
 
 
 class Top(AnswerPart):
@@ -206,6 +221,7 @@ class ChatChoice(AnswerPart):
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
     stop_reason: int | str | None
+    token_ids: NotRequired[list[int]]
 
 
 class Delta(AnswerPart):
@@ -222,6 +238,7 @@ class ChatPiece(AnswerPart):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    token_ids: NotRequired[list[int]]
 
 
 class Head(AnswerPart):
@@ -266,7 +283,14 @@ class Completion(TextHead, AnswerEnding):
     choices: list[TextChoice]
 
 
-class ChatCompletion(ChatHead, AnswerEnding):
+class ChatPrompt(AnswerPart):
+    """What is told of a conversation, where a request asks for it: its tokens, and their scores."""
+
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptScores]
+
+
+class ChatCompletion(ChatHead, ChatPrompt, AnswerEnding):
     """The answer to a conversation."""
 
     choices: list[ChatChoice]
@@ -278,7 +302,7 @@ class CompletionChunk(TextHead, Chunk):
     choices: list[TextChoice]
 
 
-class ChatCompletionChunk(Chunk):
+class ChatCompletionChunk(ChatPrompt, Chunk):
     """An event of a stream of a chat."""
 
     object: Literal["chat.completion.chunk"]

@@ -17,11 +17,13 @@ from polydraft.server.wire.answer_types import (
     ChatHead,
     ChatLogprobs,
     ChatPiece,
+    ChatPrompt,
     CompletionChunk,
     Delta,
     DraftCounts,
     Finish,
     Measures,
+    PromptScore,
     Resumed,
     Rule,
     Seeds,
@@ -101,7 +103,7 @@ class Choice:
 
     number: int
     text: str = ""
-    tokens: int = 0
+    ids: list[int] = field(default_factory=list[int])
     predicted: int = 0
     finish: str = ""
     stopped_by: Any = None
@@ -113,12 +115,17 @@ class Choice:
         """Take what a step brought."""
         count = len(said["tokens"])
         self.text += said["text"]
-        self.tokens += count
+        self.ids += said["tokens"]
         self.predicted = said["predicted"]
         self.finish, self.stopped_by = said["finish"], said["stopped_by"]
         self.logprobs += said.get("logprobs", ())
         if count:
             self.gains.append(StepGain(count, *(said[name] for name in GAINED)))
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self.ids)
 
     @property
     def reason(self) -> Finish | None:
@@ -148,6 +155,15 @@ class OpenRequest:
         """Return the prompt that is told back before a choice; None if it is not."""
         return self.begun["echo"][choice.number // self.n] if "echo" in self.begun else None
 
+    def prompt_told(self, number: int) -> ChatPrompt:
+        """Return the tokens of the prompt of a choice, and their scores, where they are told."""
+        told, place = ChatPrompt(), number // self.n
+        if "prompt_ids" in self.begun:
+            told["prompt_token_ids"] = self.begun["prompt_ids"][place]
+        if "scores" in self.begun:
+            told["prompt_logprobs"] = [_prompt_scores(one) for one in self.begun["scores"][place]]
+        return told
+
     @property
     def over(self) -> bool:
         """Whether all texts have ended."""
@@ -158,7 +174,8 @@ class OpenRequest:
         """About how many values an answer tells: tokens, and log-probabilities of theirs and of prompts'."""
         echoes = [len(one["tokens"]) + _values(one.get("logprobs", ())) for one in self.begun.get("echo", ())]
         own = sum(choice.tokens + _values(choice.logprobs) for choice in self.choices)
-        return own + self.n * sum(echoes)
+        scores = sum(_values(one) for one in self.begun.get("scores", ()))
+        return own + self.n * (sum(echoes) + scores)
 
     @property
     def gains(self) -> list[StepGain]:
@@ -220,6 +237,7 @@ class AnswerShape:
     model: str
     chat: bool
     logprobs: bool
+    token_ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, tally: OpenRequest) -> bytes:
@@ -229,17 +247,22 @@ class AnswerShape:
         """
         choices = b",".join(as_json(self._choice(tally, choice)) for choice in tally.choices)
         ending: AnswerEnding = {"usage": tally.usage(), "metrics": tally.metrics(), "polydraft": tally.seeds}
-        return b"".join((as_json(self._head())[:-1], b',"choices":[', choices, b"],", as_json(ending)[1:]))
+        head = {**self._head(), **(tally.prompt_told(0) if self.chat else {})}
+        return b"".join((as_json(head)[:-1], b',"choices":[', choices, b"],", as_json(ending)[1:]))
 
     def opening(self, tally: OpenRequest) -> Iterator[AnyChunk]:
-        """Yield the chunks before the first token: of a chat who speaks, of an echo the prompts."""
+        """Yield the chunks before the first token: of a chat who speaks, of an echo prompts, and tokens of prompts."""
         for choice in tally.choices:
-            echo = tally.echo(choice)
+            echo, prompt = tally.echo(choice), tally.prompt_told(choice.number)
             if self.chat:
-                yield self._chat([_chat_chunk(choice.number, {"role": "assistant", "content": ""}, None, None)])
-            elif echo is not None:
-                told = _text_logprobs(echo["logprobs"]) if self.logprobs else None
-                yield self._text([_text_chunk(choice.number, echo["text"], told, None)])
+                body = self._chat([_chat_chunk(choice.number, {"role": "assistant", "content": ""}, None, None)])
+                _add_prompt(body, prompt)
+                yield body
+            elif echo is not None or prompt:
+                told = _text_logprobs(echo["logprobs"]) if echo and self.logprobs else None
+                piece = _text_chunk(choice.number, echo["text"] if echo else "", told, None)
+                _add_prompt(piece, prompt)
+                yield self._text([piece])
 
     def chunk(self, tally: OpenRequest, choice: Choice, said: Mapping[str, Any]) -> AnyChunk:
         """Return the chunk of what a step brought a choice."""
@@ -252,6 +275,8 @@ class AnswerShape:
         else:
             told = _text_logprobs(own, len(echo["text"]) if echo else 0) if self.logprobs else None
             body = self._text([_text_chunk(choice.number, said["text"], told, reason, choice.stopped_by)])
+        if self.token_ids:
+            body["choices"][0]["token_ids"] = said["tokens"]
         if "trace" in said:
             trace: Trace = {"index": choice.number}
             trace.update(said["trace"])
@@ -302,18 +327,27 @@ class AnswerShape:
         }
 
     def _choice(self, tally: OpenRequest, choice: Choice) -> TextChoice | ChatChoice:
-        if self.chat:
-            return {
-                "index": choice.number,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": _chat_logprobs(choice.logprobs) if self.logprobs else None,
-                "finish_reason": choice.reason,
-                "stop_reason": choice.stopped_by,
-            }
+        told = self._chat_choice(choice) if self.chat else self._text_choice(tally, choice)
+        if self.token_ids:
+            told["token_ids"] = choice.ids
+        return told
+
+    def _chat_choice(self, choice: Choice) -> ChatChoice:
+        return {
+            "index": choice.number,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": _chat_logprobs(choice.logprobs) if self.logprobs else None,
+            "finish_reason": choice.reason,
+            "stop_reason": choice.stopped_by,
+        }
+
+    def _text_choice(self, tally: OpenRequest, choice: Choice) -> TextChoice:
         echo = tally.echo(choice) or {"text": "", "logprobs": ()}
         before = str(echo["text"])
         told = _text_logprobs(choice.logprobs, len(before), echo["logprobs"]) if self.logprobs else None
-        return _text_chunk(choice.number, before + choice.text, told, choice.reason, choice.stopped_by)
+        found = _text_chunk(choice.number, before + choice.text, told, choice.reason, choice.stopped_by)
+        _add_prompt(found, tally.prompt_told(choice.number))
+        return found
 
 
 def as_json(value: Mapping[str, object]) -> bytes:
@@ -349,6 +383,23 @@ def _text_logprobs(
         "top_logprobs": [None if one["logprob"] is None else _by_text(one) for one in told],
         "text_offset": [one["offset"] for one in prompt] + [before + one["offset"] for one in own],
     }
+
+
+def _add_prompt(told: TextChoice | ChatCompletionChunk, prompt: ChatPrompt) -> None:
+    if "prompt_token_ids" in prompt:
+        told["prompt_token_ids"] = prompt["prompt_token_ids"]
+    if "prompt_logprobs" in prompt:
+        told["prompt_logprobs"] = prompt["prompt_logprobs"]
+
+
+def _prompt_scores(one: Mapping[str, Any]) -> dict[str, PromptScore] | None:
+    """Return a prompt's token and the likeliest in its place, as vLLM has them; of the first token there are none."""
+    if one["logprob"] is None:
+        return None
+    told = {str(one["token"]): PromptScore(logprob=one["logprob"], rank=one["rank"], decoded_token=one["text"])}
+    for rank, (token, (text, _, value)) in enumerate(zip(one["ids"], one["top"], strict=False), 1):
+        told.setdefault(str(token), PromptScore(logprob=value, rank=rank, decoded_token=text))
+    return told
 
 
 def _by_text(one: Mapping[str, Any]) -> dict[str, float]:

@@ -246,6 +246,8 @@ class Common(_Sampled, Named):
     guided_grammar: Text | None = None
     structured_outputs: StructuredFields | None = None
     compact: Annotated[bool, Field(strict=True)] = False
+    return_token_ids: Annotated[bool, Field(strict=True)] = False
+    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -272,6 +274,8 @@ class Common(_Sampled, Named):
             raise ValueError("best_of must be n here: nothing is written to be thrown away")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for streams; set stream to true or leave it out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is not for streams; set stream to false or leave it out")
         named = [one.field for one in self._guides()]
         if len(named) > 1:
             raise ValueError(f"{named[0]} and {named[1]} both say what the answer must match; leave one of them out")
@@ -353,5 +357,7 @@ class Common(_Sampled, Named):
             "alone": self.cache_salt is not None,
             "prediction": self.prediction.text if self.prediction else None,
             "grammar": self.grammar,
+            "prompt_logprobs": self.prompt_logprobs,
+            "token_ids": self.return_token_ids,
             "speculation": self.speculative.as_speculation() if self.speculative else Speculation(),
         }

@@ -153,6 +153,14 @@ def spelt(served: LoadedModels, token: int, logprob: float, top: Sequence[tuple[
     }
 
 
+def _with_fewer(echo: dict[str, Any], most: int | None) -> dict[str, Any]:
+    """Return a prompt that is told back with so many of the likeliest tokens in each place; None for no scores."""
+    rest = {name: value for name, value in echo.items() if name != "logprobs"}
+    if most is None:
+        return rest
+    return {**rest, "logprobs": [{**one, "top": one["top"][:most]} for one in echo["logprobs"]]}
+
+
 def nothing() -> dict[str, Any]:
     """Return what is told of a text that is to have no tokens."""
     counts = dict.fromkeys(("drafted", "accepted", "offered", "kept", "depth", "predicted"), 0)
@@ -162,7 +170,7 @@ def nothing() -> dict[str, Any]:
 class Echo:
     """A request whose prompts are told; every `step` reads as much of one as a chunk has, and nobody waits for more.
 
-    When they are read, `begun` is to be said of the request, and `told` has what was found of each prompt.
+    When they are read, `begun` is to be said of the request, and `found` has what was found of each prompt.
     """
 
     def __init__(self, served: LoadedModels, ask: Ask, texts: Sequence[TextRequest], begun: Mapping[str, Any]) -> None:
@@ -174,13 +182,24 @@ class Echo:
         """Read on; tell whether there is no more to read."""
         return next(self._left, None) is None
 
+    @property
+    def found(self) -> dict[str, Any]:
+        """What was found of each prompt: what is told back before a text, and the scores of its tokens."""
+        found: dict[str, Any] = {}
+        if self.ask.echo:
+            found["echo"] = [_with_fewer(one, self.ask.logprobs) for one in self.told]
+        if self.ask.prompt_logprobs is not None:
+            most = self.ask.prompt_logprobs
+            found["scores"] = [_with_fewer(one, most)["logprobs"] for one in self.told]
+        return found
+
     def _steps(self) -> Iterator[bool]:
         """Go through the prompts, with a stop behind every chunk but the last."""
         for place, one in enumerate(self.texts[:: self.ask.n]):
             if place:
                 yield True
             echo = {"text": self.served.text(one.tokens, skip=not self.ask.special), "tokens": list(one.tokens)}
-            if self.ask.logprobs is not None:
+            if self.ask.scored is not None:
                 first = one.tokens[0]
                 echo["logprobs"] = [{"token": first, "text": self.served.spelling(first), "logprob": None, "top": []}]
                 decoder = StreamDecoder(self.served.tokenizer, skip_special_tokens=not self.ask.special)
@@ -221,11 +240,16 @@ class Echo:
 
     @torch.inference_mode()
     def _scored(self, logits: torch.Tensor, after: torch.Tensor) -> list[dict[str, Any]]:
-        told, top = list[dict[str, Any]](), self.ask.logprobs or 0
+        told, top = list[dict[str, Any]](), self.ask.scored or 0
         for some, tokens in zip(logits.split(SCORED), after.split(SCORED), strict=True):
             rows = some.double().log_softmax(dim=-1)
             values, ids = (found.tolist() for found in rows.topk(min(top, rows.shape[-1]), dim=-1))
             own = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).tolist()
             likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-            told += [spelt(self.served, *one) for one in zip(tokens.tolist(), own, likeliest, strict=True)]
+            spellings = [spelt(self.served, *one) for one in zip(tokens.tolist(), own, likeliest, strict=True)]
+            if self.ask.prompt_logprobs is not None:  # which name tokens by their numbers, and say their ranks
+                ranks = (rows > rows.gather(-1, tokens.unsqueeze(-1))).sum(dim=-1) + 1
+                for one, rank, likely in zip(spellings, ranks.tolist(), ids, strict=True):
+                    one.update(rank=rank, ids=likely)
+            told += spellings
         return told

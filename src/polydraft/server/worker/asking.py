@@ -81,9 +81,9 @@ def wanted_of(served: LoadedModels, ask: Ask) -> list[TextRequest]:
 
 def _check_echo(ask: Ask, count: int) -> None:
     """Check that no more is to be told of prompts than an answer may hold: they cost no pass of the model for each."""
-    told = count * (1 + (ask.logprobs or 0)) if ask.echo and ask.logprobs is not None else 0
+    told = count * (1 + ask.scored) if ask.scored is not None else 0
     if told > MOST_TOLD:
-        name = "n" if ask.n > 1 else "logprobs"
+        name = "n" if ask.n > 1 else "logprobs" if ask.prompt_logprobs is None else "prompt_logprobs"
         raise InvalidParameter(
             f"{name} asks for {told:,} log-probabilities of prompts that are told back, but at most {MOST_TOLD:,} are; "
             "ask for fewer prompts, choices or logprobs."

@@ -17,7 +17,7 @@ SEEDS = 2**53
 """Seeds that are drawn are smaller, so that JSON readers keep them."""
 NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens "
-    "max_completion_tokens min_tokens logprobs n tools".split()
+    "max_completion_tokens min_tokens logprobs prompt_logprobs n tools".split()
 )
 """Fields that errors begin with."""
 DRAFTING = "speculative"
@@ -94,6 +94,8 @@ class Ask:
         begins: whether the tokenizer adds its special tokens to a text.
         logprobs: how many of the likeliest tokens are told with each; None for no log-probabilities.
         echo: whether prompts are told, with log-probabilities if these are.
+        prompt_logprobs: how many of the likeliest tokens are told with each of a prompt's; None for none of these.
+        token_ids: whether prompts' tokens are told.
         alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
         told: new tokens that were told already, and that the text goes on from; `max_tokens` and all else count them.
@@ -119,6 +121,8 @@ class Ask:
     begins: bool = True
     logprobs: int | None = None
     echo: bool = False
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
     tools: tuple[Mapping[str, Any], ...] | None = None
     prediction: str | None = None
     grammar: GrammarRequest | None = None
@@ -133,6 +137,19 @@ class Ask:
         """How many texts it asks for."""
         return len(self.prompts) * self.n
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether something of the prompts is told that they have to be read for."""
+        return self.echo or self.prompt_logprobs is not None
+
+    @property
+    def scored(self) -> int | None:
+        """With how many of the likeliest tokens each of a prompt's is scored; None if they are not."""
+        return max(
+            (one for one in (self.logprobs if self.echo else None, self.prompt_logprobs) if one is not None),
+            default=None,
+        )
+
     def seeded(self) -> "Ask":
         """Return it with a seed; a planner may choose the trees of one that had none."""
         if self.seed is not None:
@@ -143,7 +160,7 @@ class Ask:
     def of_text(self, number: int) -> "Ask":
         """Return a request for one of its texts alone, whose prompt is not told back."""
         prompts = (self.prompts[number // self.n],)
-        return replace(self, prompts=prompts, n=1, seed=self.seed_of(number), echo=False)
+        return replace(self, prompts=prompts, n=1, seed=self.seed_of(number), echo=False, prompt_logprobs=None)
 
     def seed_of(self, number: int) -> int:
         """Return the seed of a text."""

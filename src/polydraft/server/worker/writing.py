@@ -113,7 +113,9 @@ class Writing:
             self._forget_own(own)
             verifier = (request.method or self._batch.method).verifier
             told |= {"verifier": verifier.name, "lossless": verifier.lossless}
-        if ask.echo:
+        if ask.token_ids:
+            told["prompt_ids"] = [list(one.tokens) for one in texts[:: ask.n]]
+        if ask.reads_prompts:
             self._echoing.append(Echo(self.served, ask, texts, told))
         else:
             self._begin(ask, texts, told)
@@ -168,7 +170,7 @@ class Writing:
             return
         if over:
             self._echoing.popleft()
-            self._begin(one.ask, one.texts, {**one.begun, "echo": one.told})
+            self._begin(one.ask, one.texts, {**one.begun, **one.found})
 
     def _stepped(self) -> RunningStep | None:
         asked = [one.wanted.ask.logprobs for one in self._texts.values() if one.wanted.ask.logprobs is not None]
