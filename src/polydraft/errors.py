@@ -79,6 +79,10 @@ class FetchError(PolydraftError):
     """Something cannot be fetched: what, and why."""
 
 
+class ServerError(PolydraftError):
+    """A server cannot be reached, or its answers cannot be tested: which one, and why."""
+
+
 class MissingExtra(PolydraftError):
     """An optional package is missing, too old or broken; how to install it."""
 

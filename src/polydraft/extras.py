@@ -86,11 +86,20 @@ def _is_missing(requirement: str) -> bool:
 FIGURES = Extra("Figures need", ("matplotlib>=3.9",))
 GGUF = Extra("Reading a GGUF file needs", ("accelerate>=1.4,<2", "gguf>=0.18"))
 GRAMMAR = Extra("A grammar needs", ("llguidance>=1.3,<2",))
+HTTP = Extra("Testing a server needs", ("httpx>=0.27,<1",))
 SERVE = Extra(
     "polydraft serve needs",
     ("fastapi>=0.115", "llguidance>=1.3,<2", "pydantic>=2.12,<3", "prometheus-client>=0.20", "uvicorn>=0.30"),
 )
 TRAIN = Extra("Training needs", ("accelerate>=1.4,<2",))
 TUNE = Extra("Tuning skips needs", ("optuna>=4,<6",))
-EXTRAS = {"serve": SERVE, "grammar": GRAMMAR, "gguf": GGUF, "train": TRAIN, "figures": FIGURES, "tune": TUNE}
+EXTRAS = {
+    "serve": SERVE,
+    "grammar": GRAMMAR,
+    "gguf": GGUF,
+    "train": TRAIN,
+    "figures": FIGURES,
+    "tune": TUNE,
+    "http": HTTP,
+}
 """All of them by their names in pyproject.toml."""
