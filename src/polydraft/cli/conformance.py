@@ -1,16 +1,13 @@
 """`polydraft conformance`: every verification rule proved on this machine, as a table."""
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +16,7 @@ from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import columns, print_json_line, styled
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
+from polydraft.cli.server_conformance import progress, refuse_server_options, run_server_conformance
 from polydraft.conformance import (
     EXACT,
     RuleReport,
@@ -38,7 +36,6 @@ from polydraft.options.commands.bench_options import ConformanceOptions
 from polydraft.verifiers import TreeVerifier
 
 WIDE = 110
-PATIENCE = 2.0
 SMALL, PROMPTS = 5, ((0, 1, 2, 1, 2, 1), (3, 4, 3, 0, 3, 4))
 """The tokens of the model that texts are tested with, and prompts in which lookups find something."""
 Rule = TypeVar("Rule", NodeRule, TreeVerifier)
@@ -54,6 +51,9 @@ def run_conformance(options: ConformanceOptions) -> int:
         InvalidParameter: no rule has the text of --rule in its name.
     """
     all_pairs, as_json = options.all_pairs, options.as_json
+    if options.url is not None or options.export is not None:
+        return run_server_conformance(options)
+    refuse_server_options(options)
     if options.drafter is not None:
         refuse_clashes((all_pairs, "--all-pairs is for rules, and --drafter tests texts: leave one out."))
         return check_drafter(options.drafter, options.rule, quick=options.quick, as_json=as_json)
@@ -148,24 +148,6 @@ def _named(rules: Sequence[Rule], wanted: str | None) -> list[Rule]:
 
 def _merged(found: Sequence[Rule], more: Sequence[Rule]) -> list[Rule]:
     return [*found, *(rule for rule in more if rule not in found)]
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on a terminal once the work has taken over two seconds; gives the function that moves it."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task, start = bar.add_task(""), time.monotonic()
-
-    def step(what: str, done: int, total: int) -> None:
-        bar.update(task, description=what, completed=done, total=total)
-        if time.monotonic() - start > PATIENCE:
-            bar.start()
-
-    try:
-        yield step
-    finally:
-        bar.stop()
 
 
 def show(found: Sequence[RuleReport], trees: Sequence[TreeReport], rows: int, k: int) -> None:

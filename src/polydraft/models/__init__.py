@@ -21,6 +21,7 @@ from polydraft.models.checkpoints.plain import (
     write_plain,
 )
 from polydraft.models.checkpoints.silence import first_sentence
+from polydraft.models.checkpoints.tiny_folder import export_tiny
 from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.room import check_memory
 from polydraft.models.checks.trial import agree
@@ -174,6 +175,7 @@ __all__ = [
     "drafting_asked_for",
     "embedded_head",
     "encoded",
+    "export_tiny",
     "filled",
     "first_sentence",
     "fork_all",

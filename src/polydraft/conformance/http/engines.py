@@ -23,7 +23,7 @@ class SampleRequest:
 
     Args:
         model: its name at the server.
-        prompt: token ids.
+        prompt: token ids; none where only the text is known.
         text: the same as a text, for engines that take nothing else.
         count: texts in one answer.
         seed: of the first.
@@ -117,7 +117,7 @@ def _several(asked: SampleRequest) -> dict[str, Any]:
 def _vllm(asked: SampleRequest) -> dict[str, Any]:
     return {
         **_several(asked),
-        "prompt": list(asked.prompt),
+        "prompt": list(asked.prompt) or asked.text,
         "top_k": asked.top_k or -1,
         "min_p": 0.0,
         "presence_penalty": 0.0,
@@ -144,7 +144,8 @@ def _sglang(asked: SampleRequest) -> dict[str, Any]:
         "skip_special_tokens": False,
     }
     told = {} if asked.likeliest is None else {"return_logprob": True, "top_logprobs_num": asked.likeliest}
-    return {"input_ids": list(asked.prompt), "sampling_params": sampling, **told}
+    prompt = {"input_ids": list(asked.prompt)} if asked.prompt else {"text": asked.text}
+    return {**prompt, "sampling_params": sampling, **told}
 
 
 def _off(asked: SampleRequest) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _off(asked: SampleRequest) -> dict[str, Any]:
 def _llama_cpp(asked: SampleRequest) -> dict[str, Any]:
     return {
         **_off(asked),
-        "prompt": list(asked.prompt),
+        "prompt": list(asked.prompt) or asked.text,
         "n_predict": asked.length,
         "dynatemp_range": 0.0,
         "dry_multiplier": 0.0,
@@ -229,10 +230,11 @@ def _numbers(values: Any) -> tuple[float, ...]:
 
 
 def _sglang_texts(answer: Any) -> list[SampledText]:
-    found = []
+    found = list[SampledText]()
     for one in answer if isinstance(answer, list) else [answer]:
         meta = one["meta_info"]
-        told, tops = meta.get("output_token_logprobs") or (), meta.get("output_top_logprobs") or ()
+        told: Sequence[Any] = meta.get("output_token_logprobs") or ()
+        tops: Sequence[Any] = meta.get("output_top_logprobs") or ()
         likeliest = [_numbers(value for value, *_ in top or ()) for top in tops] or [()] * len(told)
         read = (
             ToldToken(float(value), int(token), b"", top)

@@ -32,6 +32,8 @@ SHARE = 0.05
 MOST_SURPRISE = 8.0
 HALVES = 4
 LONGEST_MATCH = 4
+OWN_SEEDS = 7_046_029_254_386_353_131
+"""Seeds are counted from here: a server with the same generator and seed would draw the numbers that test it."""
 PLACES = ("anywhere", "first token", "after a sentence", "after one half of tokens", "after the other half")
 SENTENCE_ENDS = (".", "!", "?", "\n")
 
@@ -68,7 +70,7 @@ class Features:
 
     def __init__(self, size: int, ends: Sequence[int] = (), *, filtered: bool, drafted: bool, seed: int = 0) -> None:
         self.filtered, self.drafted = filtered, drafted
-        self._noise, halves = Noise.from_seed(seed, 2).generators
+        self._noise, halves = Noise.from_seed(OWN_SEEDS + seed, 2).generators
         self.halves = torch.randint(0, 2, (HALVES, size), generator=halves).double()
         self.ends = torch.zeros(size, dtype=torch.bool)
         self.ends[list(ends)] = True

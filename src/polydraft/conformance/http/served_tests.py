@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -82,7 +83,7 @@ class ServerReport:
 
 
 @dataclass(frozen=True)
-class TestSettings:
+class ServerTest:
     """How a server is tested.
 
     Args:
@@ -90,11 +91,9 @@ class TestSettings:
         most_tokens: tokens that are compared at most; None for 30,000, of a tiny model 180,000.
         tolerance: the total variation a token that may be, for other kernels and precisions.
         params: how the server is asked to sample.
-        prompts: token ids before the texts; None for texts of our own.
         seed: of the first request.
     """
 
-    __test__ = False
     false_alarm: float = 1e-3
     most_tokens: int | None = None
     tolerance: float = 0.002
@@ -105,7 +104,7 @@ class TestSettings:
         require_number("false_alarm", self.false_alarm, "between 0 and 1", lambda value: 0 < value < 1)
 
 
-def check_tiny(client: ServerClient, copy: CopiedModel, settings: TestSettings, progress: Progress) -> ServerReport:
+def check_tiny(client: ServerClient, copy: CopiedModel, settings: ServerTest, progress: Progress) -> ServerReport:
     """Test the whole joint law of the first tokens that a server writes with a tiny model.
 
     Raises:
@@ -157,7 +156,7 @@ def check_tiny(client: ServerClient, copy: CopiedModel, settings: TestSettings, 
     )
 
 
-def check_copy(client: ServerClient, copy: CopiedModel, settings: TestSettings, progress: Progress) -> ServerReport:
+def check_copy(client: ServerClient, copy: CopiedModel, settings: ServerTest, progress: Progress) -> ServerReport:
     """Test what a server writes with a real model against the law of a copy, by betting within a tolerance.
 
     Raises:
@@ -192,13 +191,13 @@ def check_copy(client: ServerClient, copy: CopiedModel, settings: TestSettings, 
 
 
 def check_logprobs(
-    client: ServerClient, copy_free: SampleRequest, settings: TestSettings, progress: Progress
+    client: ServerClient, asked: SampleRequest, settings: ServerTest, progress: Progress
 ) -> ServerReport:
     """Test whether a server's texts follow its own log-probabilities: that it agrees with itself, no more.
 
     Args:
         client: the server.
-        copy_free: a request whose texts are asked for again and again.
+        asked: a request whose texts are asked for again and again.
         settings: at temperature 1 without filters, since log-probabilities are told before these.
         progress: called as texts come.
 
@@ -210,8 +209,6 @@ def check_logprobs(
         raise InvalidParameter(
             "--trust-logprobs needs temperature 1 without filters: log-probabilities are told before these."
         )
-    if not client.engine.takes_tokens and not copy_free.text:
-        raise InvalidParameter(f"{client.engine.name} takes no tokens: give a prompt as text.")
     features = Features(MOST_TOLD + 1, filtered=False, drafted=False)
     wallet = Wallet(features.names, MOST_TOLD + 1, settings.tolerance)
     findings, told = list[str](), list[float]()
@@ -227,8 +224,8 @@ def check_logprobs(
                 findings.append("the log-probabilities of a place sum to more than 1")
 
     requests = (
-        (copy_free.prompt, replace(copy_free, seed=_seed(settings, number), likeliest=MOST_TOLD))
-        for number in range(_count(settings, copy_free.count))
+        (asked.prompt, replace(asked, seed=_seed(settings, number), likeliest=MOST_TOLD))
+        for number in range(_count(settings, asked.count))
     )
     texts = _bet_told(client, wallet, requests, add, settings, progress)
     findings += _zeros(told)
@@ -262,7 +259,7 @@ class _First:
 
 
 def _check_first_texts(
-    client: ServerClient, copy: CopiedModel, prompts: Sequence[Sequence[int]], settings: TestSettings
+    client: ServerClient, copy: CopiedModel, prompts: Sequence[Sequence[int]], settings: ServerTest
 ) -> _First:
     """Ask for a few texts with log-probabilities, and refuse a server whose texts cannot be tested.
 
@@ -347,7 +344,7 @@ def _checked(client: ServerClient, copy: CopiedModel, sample: SampledText, lengt
 
 
 def _request(
-    client: ServerClient, copy: CopiedModel, prompt: Sequence[int], settings: TestSettings, count: int, length: int
+    client: ServerClient, copy: CopiedModel, prompt: Sequence[int], settings: ServerTest, count: int, length: int
 ) -> SampleRequest:
     params = settings.params
     text = copy.tokenizer.decode(list(prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -357,7 +354,7 @@ def _request(
 
 
 def _requests(
-    client: ServerClient, copy: CopiedModel, prompts: Sequence[Sequence[int]], settings: TestSettings
+    client: ServerClient, copy: CopiedModel, prompts: Sequence[Sequence[int]], settings: ServerTest
 ) -> Iterator[tuple[Sequence[int], SampleRequest]]:
     each = min(TOGETHER, client.engine.most)
     own = [_request(client, copy, prompt, settings, each, LENGTH) for prompt in prompts]
@@ -366,11 +363,11 @@ def _requests(
         yield prompt, replace(own[number % len(prompts)], seed=_seed(settings, number))
 
 
-def _count(settings: TestSettings, each: int) -> int:
+def _count(settings: ServerTest, each: int) -> int:
     return -(-(settings.most_tokens or MOST_TOKENS) // (each * LENGTH))
 
 
-def _seed(settings: TestSettings, number: int) -> int:
+def _seed(settings: ServerTest, number: int) -> int:
     return settings.seed + SEED_STEP * (number + 4)
 
 
@@ -380,7 +377,7 @@ def _bet(
     wallet: Wallet,
     requests: Iterator[tuple[Sequence[int], SampleRequest]],
     add: Callable[[Sequence[int], list[list[int]]], None],
-    settings: TestSettings,
+    settings: ServerTest,
     progress: Progress,
 ) -> int:
     def read(prompt: Sequence[int], texts: list[SampledText]) -> None:
@@ -394,7 +391,7 @@ def _bet_told(
     wallet: Wallet,
     requests: Iterator[tuple[Sequence[int], SampleRequest]],
     add: Callable[[Sequence[int], list[SampledText]], None],
-    settings: TestSettings,
+    settings: ServerTest,
     progress: Progress,
 ) -> int:
     """Take texts in the order of their requests until the evidence is enough or there are no more; count them."""
@@ -422,13 +419,13 @@ def _bet_told(
     return texts
 
 
-def _who(client: ServerClient) -> dict[str, object]:
+def _who(client: ServerClient) -> dict[str, Any]:
     return {"url": client.url, "engine": client.engine.name, "model": client.model, "lost": client.lost}
 
 
 def _report(
     client: ServerClient,
-    settings: TestSettings,
+    settings: ServerTest,
     wallet: Wallet,
     texts: int,
     findings: tuple[str, ...],

@@ -125,7 +125,7 @@ class ServerClient:
         """Return what an address answers; None if it does not answer in time, twice."""
         import httpx
 
-        late = 0
+        late, status = 0, 0
         for _ in range(MOST_WAITS):
             try:
                 status, headers, body = self._sent(method, path, fields)

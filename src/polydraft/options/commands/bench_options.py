@@ -23,9 +23,11 @@ from polydraft.options.commands.option_groups import (
     TARGET,
     ModelOptions,
 )
-from polydraft.options.option import count, option
+from polydraft.options.option import Range, count, option
 from polydraft.options.sampling_options import SAMPLING
-from polydraft.options.value_checks import to_write, to_write_beside
+from polydraft.options.value_checks import folder_to_write, model_name, to_write, to_write_beside
+
+SERVER = "Servers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,56 @@ class ConformanceOptions:
     ).usually(None)
     quick: bool = option(False, "Fewer rows, at most two drafts; fewer texts.")
     all_pairs: bool = option(False, "Also try rules on drafts that they are not made for.")
+    url: str | None = option(None, "Test the server at this address (docs/conformance_http.md).", SERVER, metavar="URL")
+    model: str | None = option(None, "The model's name there; the only one if left out.", SERVER, metavar="NAME")
+    engine: str | None = option(
+        None,
+        "polydraft, vllm, sglang, llama.cpp, ollama, transformers or openai. Default: as /v1/models says.",
+        SERVER,
+        metavar="NAME",
+    )
+    tiny: str | None = option(
+        None,
+        "The server has the model that --export wrote to this folder: test the whole law of its first tokens.",
+        SERVER,
+        metavar="FOLDER",
+        check=model_name,
+    )
+    copy: str | None = option(
+        None,
+        "The server has the model in this folder: test its texts against it.",
+        SERVER,
+        metavar="MODEL",
+        check=model_name,
+    )
+    draft: str | None = option(
+        None,
+        "The draft model that the server uses: test for texts that lean towards it.",
+        SERVER,
+        metavar="MODEL",
+        check=model_name,
+    )
+    trust_logprobs: bool = option(
+        False, "Test the texts against the log-probabilities that the server tells, without a copy.", SERVER
+    )
+    export: Path | None = option(
+        None, "Write a tiny model that engines load to a new folder.", SERVER, metavar="FOLDER", check=folder_to_write
+    )
+    temperature: float | None = option(None, "Of the texts. Default: 1.", SERVER, range=Range(above=0, most=100))
+    top_p: float | None = option(None, "Nucleus mass in (0, 1].", SERVER, range=Range(above=0, most=1))
+    top_k: int | None = option(None, "Most likely tokens to keep; 0 keeps all.", SERVER, range=Range(0))
+    false_alarm: float | None = option(
+        None, "How likely a right server may be called wrong. Default: 0.001.", SERVER, range=Range(above=0, most=0.5)
+    )
+    tolerance: float | None = option(
+        None,
+        "With --copy and --trust-logprobs: total variation a token that other kernels may make. Default: 0.002.",
+        SERVER,
+        range=Range(0, 0.4),
+    )
+    most_tokens: int | None = count(
+        None, "Tokens that are tested at most. Default: 30000; with --tiny 180000.", SERVER, least=64
+    )
     as_json: bool = JSON.usually(False)
 
 
