@@ -16,13 +16,27 @@ from transformers import PreTrainedModel
 from views import close, over_the_models_keys, skipping, without
 
 import polydraft
-from polydraft.drafters import DraftRequest, Recent, SelfDrafter, Session, View, own_model
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.drafters import (
+    ByDepthDrafter,
+    Drafter,
+    DraftRequest,
+    NestedDrafter,
+    NgramDrafter,
+    Recent,
+    SelfDrafter,
+    Session,
+    Snap,
+    View,
+    own_model,
+    route_first,
+)
+from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LayerSet
 from polydraft.models.derived import derived
+from polydraft.models.layers.variants import first_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
-from polydraft.schemes import IID, TopK, WithoutReplacement
+from polydraft.schemes import IID, Given, TopK, WithoutReplacement
 from polydraft.trees import Chain, Draft, Resume, TreePolicy, Verdict, Widths
 from polydraft.verifiers import BlockVerification, ByShape, NaiveMatch, Optimal, PathVerifier, TopDown
 
@@ -320,6 +334,10 @@ WRONG = {
     "self:exit=8,skip=9": "Layer 9 lies behind the exit at 8",
     "self:exit=1,skip=0": "All 1 layers that run are skipped",
     "self:skip=5-3": "begins with its smaller number",
+    "self:skip=0-20000000000": "There is no file '0-20000000000': skip takes layers below 10,000",
+    "self:int8,,skip=1": "is not known",
+    "self:int8,": "is not known",
+    "self:exit=2,adapter=": "is not known",
     "self:skip=nowhere.json": "There is no file 'nowhere.json': skip takes layers",
     "self:skip-mlp=all": "skip-mlp takes layers, as skip-mlp=3-5",
     "self:keys=oldest": "keys=oldest' are not known; there are keys=recent:16",
@@ -375,6 +393,39 @@ def test_files_of_anything_else_are_refused(text: str, said: str, tmp_path: Path
         View.named(f"self:skip={tmp_path / 'sets.json'}:named")
 
 
+UNFIT = {
+    "self:exit=15": "Exits lie behind 1 to 14 layers of this model, not behind 15",
+    "self:int8,skip=0-9999": "in this model of 14 layers, but 9999 is one of them",
+    "self:skip-mlp=0-13,skip-attention=0-13": "All 14 layers that run are skipped",
+    "self:keys=snap:1025": "keys=snap:1025 chooses 1025 keys, but the target's context has 1024",
+    "self:exit=2,adapter=/no/folder": "There is no model folder '/no/folder'",
+    "self:exit=3,adapter=FOLDER": "stands behind 2 layers, not 3",
+    "self:exit=2,adapter=FOLDER": "is 77 wide and the target's states 256",
+    "self:int8 < ngram < ngram": "must be a model, or one view of the target for all texts.*; ngram is neither",
+    "self:skip=auto < ngram": "; self:skip=auto chooses for each text by itself",
+    "self:exit=2,adapter=/no/folder < ngram": "has an adapter",
+    "pair-head < ngram": "; pair-head is neither",
+    "self:int8 < none": "The drafter none drafts nothing",
+    "self:int8 < pair-draft < self:int4 < ngram": "at most 3 drafters, but this one has 4",
+    "self:int8@2 (self:int4 < pair-draft < self:int8 < ngram)@4": "at most 3 drafters, but this one has 4",
+    "self:int8 < self:exit=15": "Exits lie behind 1 to 14 layers",
+    "self:int8@99999 < ngram": "drafts of a level have 4095 tokens at most",
+    "self:int8@4000 ngram@4000": "drafts of a level have 4095 tokens at most",
+    "self:int8@99999": "cannot be read",
+}
+
+
+@pytest.mark.parametrize(("word", "said"), UNFIT.items(), ids=[*UNFIT])
+def test_what_the_target_cannot_have_is_refused_before_its_weights_are_read(
+    word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("weights are read"))
+    (tmp_path / "config.json").write_text('{"architectures": ["AdapterModel"], "exit_layer": 2, "hidden_size": 77}')
+    with pytest.raises(PolydraftError, match=said) as caught:
+        polydraft.load("pair", word.replace("FOLDER", str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     {
@@ -418,12 +469,49 @@ def test_what_has_no_states_of_the_target_does_not_resume(view: View) -> None:
         SelfDrafter(view, resumes=True)
 
 
-def test_an_exit_behind_all_layers_leaves_nothing_to_resume(target: PreTrainedModel) -> None:
-    with pytest.warns(RuntimeWarning, match="3 layers are cut behind 1 to 2, not 3"):
-        polydraft.generate(
-            target, torch.tensor([[3, 1]]), drafter=SelfDrafter(View(layers=skipping(exit=3)), resumes=True), policy=2,
-            max_new_tokens=4,
-        )  # fmt: skip
+OTHERS: dict[str, tuple[Drafter, str]] = {
+    "an exit": (
+        SelfDrafter(View(layers=skipping(exit=4))),
+        "Exits lie behind 1 to 3 layers of this model, not behind 4",
+    ),
+    "layers": (
+        SelfDrafter(View(layers=skipping(7))),
+        "between 0 and 2 in this model of 3 layers, but 7 is one of them",
+    ),
+    "a depth": (
+        SelfDrafter(View(layers=replace(skipping(1), depth=40))),
+        "chosen for a model of 40 layers, but this one has 3",
+    ),
+    "keys": (SelfDrafter(View(keys=Snap(5000))), "keys=snap:5000 chooses 5000 keys, but the target's context has"),
+    "what resumes": (
+        SelfDrafter(View(layers=skipping(exit=3)), resumes=True),
+        "3 layers are cut behind 1 to 2, not 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", [None, 2])
+@pytest.mark.parametrize("case", OTHERS)
+def test_views_that_a_target_cannot_have_are_refused_as_their_words_are(
+    case: str, policy: int | None, target: PreTrainedModel
+) -> None:
+    """Alone, before lookups, in front of others and as the middle of a stack; nothing is drafted without them."""
+    drafter, said = OTHERS[case]
+    given = {"max_new_tokens": 3, "policy": policy}
+    stacked = NestedDrafter(drafter, NgramDrafter(), TopDown(NaiveMatch(Given())), Chain(2))  # type: ignore[arg-type]
+    for one in (drafter, route_first(drafter), ByDepthDrafter((drafter, NgramDrafter()), (1, 2)), stacked):
+        with pytest.raises(InvalidParameter, match=said) as caught:
+            polydraft.generate(target, torch.tensor([[3, 1]]), drafter=one, **given)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+
+
+def test_a_view_inside_a_stack_is_one_of_the_middle(target: PreTrainedModel) -> None:
+    """An exit of the target may be none of the view or model that it drafts for."""
+    inside = SelfDrafter(View(layers=skipping(exit=3)))
+    for middle in (SelfDrafter(View(layers=skipping(exit=2))), HuggingFaceModel(first_of(target, skipping(exit=2)))):
+        drafter = NestedDrafter(middle, inside, BlockVerification(), Chain(2))
+        with pytest.raises(InvalidParameter, match="Exits lie behind 1 to 2 layers of this model, not behind 3"):
+            polydraft.generate(target, torch.tensor([[3, 1]]), drafter=drafter, max_new_tokens=3)
 
 
 STRANGE: dict[str, tuple[Any, str]] = {

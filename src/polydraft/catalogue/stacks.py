@@ -96,6 +96,10 @@ def _check_level(text: str, parts: Sequence[StackPart], *, first: bool) -> None:
         raise _refused(text, "a drafter is missing")
     if first and (len(parts) > 1 or isinstance(parts[0].drafter, WrittenStack)):
         raise _refused(text, "before each < one model or view of the target must stand, whose text is the draft")
+    from polydraft.trees.tree import MOST_NODES  # not before it is needed: words are read without torch
+
+    if sum(part.length or 0 for part in parts) >= MOST_NODES:
+        raise _refused(text, f"drafts of a level have {MOST_NODES - 1} tokens at most")
     if len(parts) > 1 and any(part.length is None for part in parts):
         raise _refused(text, "drafters one behind the other must each say how many tokens they write, as ngram@6")
 

@@ -10,6 +10,7 @@ from polydraft.drafters.contract import (
     Outside,
     Session,
     SoundDrafter,
+    check_target,
     drafters_in,
     drafts_name,
     drafts_under,
@@ -29,7 +30,7 @@ from polydraft.drafters.heads.formats.adapter_folders import write_adapter
 from polydraft.drafters.heads.formats.blocks.block_writing import write_block
 from polydraft.drafters.heads.formats.eagle_folders import write_eagle
 from polydraft.drafters.heads.formats.falcon_folders import write_falcon
-from polydraft.drafters.heads.formats.head_kinds import has_head_inside, is_head, load_adapter, load_head
+from polydraft.drafters.heads.formats.head_kinds import check_adapter, has_head_inside, is_head, load_adapter, load_head
 from polydraft.drafters.heads.formats.last_state_folders import write_medusa
 from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
 from polydraft.drafters.heads.formats.rider_folders import own_riders, write_pass
@@ -54,7 +55,7 @@ from polydraft.drafters.rider_drafter import RiderDrafter
 from polydraft.drafters.several.by_depth import ByDepthDrafter
 from polydraft.drafters.several.hedge import RoutedDrafter, route, route_first, usual_members
 from polydraft.drafters.several.merge import MergedDrafter, merge, merge_beside, route_before
-from polydraft.drafters.several.nested import NestedDrafter
+from polydraft.drafters.several.nested import NestedDrafter, check_levels
 from polydraft.drafters.several.route import LookupFirst
 from polydraft.drafters.text.guess import LOOKUP, TextDrafter, given_chain
 from polydraft.drafters.text.jacobi import JacobiDrafter
@@ -120,6 +121,9 @@ __all__ = [
     "TextStore",
     "TreePass",
     "View",
+    "check_adapter",
+    "check_levels",
+    "check_target",
     "drafter_of",
     "drafters_in",
     "drafts_name",

@@ -275,6 +275,15 @@ class Views(Drafter, Protocol):
 
 
 @runtime_checkable
+class ChecksTarget(Protocol):
+    """A drafter that not every target can have, such as one by a view of layers that a target may not have."""
+
+    def check_target(self, target: LanguageModel) -> object:
+        """Raise an error that says why a target cannot have it, where `start` would; a view returns its model."""
+        ...
+
+
+@runtime_checkable
 class Outside(Protocol):
     """A drafter that knows something from outside a text: a store, a prediction, what other texts wrote."""
 
@@ -349,6 +358,20 @@ def drafters_in(drafter: Drafter) -> list[Drafter]:
             found[id(one)] = one
             waiting = [*(value for value in _owned(one) if isinstance(value, Drafter)), *waiting]
     return [*found.values()]
+
+
+def check_target(drafter: Drafter, target: LanguageModel) -> None:
+    """Let a drafter and those in its fields check the target that they are to draft for, before a text is begun.
+
+    Raises:
+        PolydraftError: it cannot have one of them; the text says why.
+    """
+    if isinstance(drafter, ChecksTarget):
+        drafter.check_target(target)
+        return
+    for inner in _owned(drafter):
+        if isinstance(inner, Drafter):
+            check_target(inner, target)
 
 
 def owned_models(drafter: Drafter) -> tuple[LanguageModel, ...]:

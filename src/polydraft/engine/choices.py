@@ -28,6 +28,7 @@ from polydraft.drafters import (
     NgramDrafter,
     NoDraft,
     PredictedDrafter,
+    check_target,
     drafter_of,
     drafters_in,
     drafts_under,
@@ -289,6 +290,7 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     check_crowd(target, drafter)
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
+    check_target(drafter, target)
     usual = usual if unable is None else as_chain(usual)
     if isinstance(policy, LearningPolicy):
         policy.suited(usual)

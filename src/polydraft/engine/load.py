@@ -26,6 +26,9 @@ from polydraft.drafters import (
     Session,
     SkippingDrafter,
     View,
+    check_adapter,
+    check_levels,
+    check_target,
     drafter_of,
     has_head_inside,
     has_modules,
@@ -46,7 +49,20 @@ from polydraft.errors import (
     shown,
 )
 from polydraft.fetched import MODULES, is_derived, is_stack
-from polydraft.models import HuggingFaceModel, Pair, cheapest, is_known, load_draft, shipped_head, sublayers
+from polydraft.models import (
+    HuggingFaceModel,
+    Pair,
+    cheapest,
+    check_roundable,
+    check_same_tokens,
+    device_named,
+    is_known,
+    load_draft,
+    load_tokenizer,
+    planned,
+    shipped_head,
+    sublayers,
+)
 from polydraft.models import load as load_pair_of_models
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
@@ -113,8 +129,7 @@ def load(
     if parallel is not None:
         return _over_ranks(target, draft, parallel, placed)
     if is_stack(draft) or is_derived(draft):
-        read = parse_stack if is_stack(draft) else View.named
-        read(str(draft))  # before the target is loaded, which takes longer
+        _check_words(str(draft), target, device)  # before weights are read, which takes longer
         pair = load_pair_of_models(target, **placed)
         return replace(pair, draft=draft_for(str(draft), pair.target))
     own = shipped_head(target) if draft is None else None
@@ -154,9 +169,73 @@ def _over_ranks(target: str | Path, draft: Any, parallel: int | str, placed: dic
         )
     if not is_stack(draft):
         return load_pair_of_models(target, draft, **placed, parallel=parallel)
-    parse_stack(str(draft))
+    _check_words(str(draft), target, placed["device"])
     pair = load_pair_of_models(target, **placed, parallel=parallel)
     return replace(pair, draft=draft_for(str(draft), pair.target))
+
+
+def _check_words(draft: str, target: str | Path, device: str) -> None:
+    """Check a view or a stack by its words, by what configurations say, and by tokenizers.
+
+    Raises:
+        PolydraftError: it cannot be, or the target or a part cannot be loaded; the text says why.
+    """
+    words = _words_in(parse_stack(draft)) if is_stack(draft) else [draft]
+    views = {word: View.named(word) for word in words if is_derived(word)}
+    facts = planned(target)
+    for view in views.values():
+        view.check(facts.layers, facts.context)
+        if view.weights:
+            check_roundable(view.weights, shown(str(target)), device_named(device), is_quantised=facts.is_quantised)
+        if view.adapter:
+            check_adapter(view.adapter, view.layers.exit, facts.width)
+    models = [word for word in words if word not in views and not _names_head(word)]
+    tokenizers = [(word, load_tokenizer(word)) for word in models if planned(word)]
+    for word, tokenizer in tokenizers:
+        check_same_tokens(load_tokenizer(target), tokenizer, str(target), word)
+
+
+def _words_in(stack: WrittenStack, above: int = 0) -> list[str]:
+    """Return the views and models of a stack, by their words.
+
+    Args:
+        stack: the stack.
+        above: how many drafters its text is drafted for.
+
+    Raises:
+        CheckpointError: a part is a slip of a drafter's word.
+        InvalidParameter: there are too many levels, what stands before a < is no model or view, or one drafts nothing.
+    """
+    check_levels(above + len(stack.levels))
+    found, lowest = list[str](), len(stack.levels) - 1
+    for level, parts in enumerate(stack.levels):
+        for word in (part.drafter for part in parts):
+            if isinstance(word, WrittenStack):
+                found += _words_in(word, above + level)
+            elif level < lowest or not is_drafter_word(word, 0):
+                if not is_drafter_word(word, 0):
+                    refuse_drafters(word)
+                if level < lowest:
+                    _check_middle(word)
+                found.append(word)
+            elif not is_drafter_word(word, 0, proposing=True):
+                raise InvalidParameter(f"The drafter {word} drafts nothing, so it cannot stand in a stack.")
+    return found
+
+
+def _check_middle(word: str) -> None:
+    """Check that others can draft for a part of a stack: it must be one model, the same for all texts."""
+    why = ""
+    if is_derived(word):
+        view = View.named(word)
+        why = "chooses for each text by itself" if view.chooses else "has an adapter" if view.adapter else ""
+    elif is_drafter_word(word, 0) or _names_head(word):
+        why = "is neither"
+    if why:
+        raise InvalidParameter(
+            "Before each < in a stack must be a model, or one view of the target for all texts, for which others "
+            f"draft; {word} {why}."
+        )
 
 
 def _of_target(name: str | Path, target: Any) -> Drafter | None:
@@ -224,7 +303,11 @@ def load_models(
 def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
     """Load a draft model, a head, a view or a stack for a target that is there; names and errors are as of `load`."""
     if is_stack(name):
-        return _stacked(parse_stack(str(name)), target)
+        stack = parse_stack(str(name))
+        _words_in(stack)
+        drafter = _stacked(stack, target)
+        check_target(drafter, HuggingFaceModel(target))
+        return drafter
     if is_derived(name):
         return view_for(str(name), target)
     if _names_head(name):

@@ -26,7 +26,7 @@ from polydraft.models.checks.layout import cache_in
 from polydraft.models.checks.room import check_memory
 from polydraft.models.checks.trial import agree
 from polydraft.models.compiled import LEVELS, CompiledModel, draft_model
-from polydraft.models.derived import check_word, read_word, refuse_word, word_of
+from polydraft.models.derived import check_roundable, check_word, read_word, refuse_word, word_of
 from polydraft.models.distributed.elsewhere import HOME, ElsewhereModel
 from polydraft.models.distributed.mirrored import MirroredModel
 from polydraft.models.distributed.parcel import RANKS
@@ -92,11 +92,14 @@ from polydraft.models.loading import (
     Pair,
     check_same_size,
     check_same_source,
+    check_same_tokens,
+    device_named,
     embedded_head,
     load,
     load_draft,
     load_pair,
     load_tokenizer,
+    planned,
     save,
     shipped_head,
     tokenizer_of,
@@ -163,14 +166,17 @@ __all__ = [
     "check_memory",
     "check_over_ranks",
     "check_prompts",
+    "check_roundable",
     "check_same_size",
     "check_same_source",
+    "check_same_tokens",
     "check_shown",
     "check_template",
     "check_word",
     "chosen_precision",
     "conversation_ids",
     "copied_criterion",
+    "device_named",
     "draft_model",
     "drafting_asked_for",
     "embedded_head",
@@ -202,6 +208,7 @@ __all__ = [
     "plain_config",
     "plain_names",
     "plain_shapes",
+    "planned",
     "prepare_by_hugging_face",
     "prompts_by_name",
     "prompts_of",

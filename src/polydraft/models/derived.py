@@ -124,16 +124,14 @@ def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
     """
     name, head = type(model).__name__, cast(Any, model).get_output_embeddings()
     bits = f"{WORDS[KINDS[word].bits]} bits"
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise UnsupportedModel(f"The weights of this {name} are quantised already, so they cannot become {word}.")
+    is_quantised = getattr(model.config, "quantization_config", None) is not None
+    check_roundable(word, name, model.device, is_quantised=is_quantised)
     if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
         raise UnsupportedModel(f"{name} has no linear layers of torch's that could have {bits}.")
     if is_offloaded(model):
         raise UnsupportedModel(
             f"Weights of this {name} are offloaded, so none of {bits} can be made; load the model on one device."
         )
-    if model.device.type != "cpu":
-        raise UnsupportedModel(f"Weights of {bits} are made for CPUs, but the model is on {model.device}.")
     made = sharing_copy(model)
     for place, module in list(made.named_modules()):
         if isinstance(module, nn.Linear) and not isinstance(module, FewBits):
@@ -145,6 +143,19 @@ def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
             made.set_submodule(place, kind(module))
     made.save_pretrained = partial(_refuse_saving, word)
     return made
+
+
+def check_roundable(word: str, name: str, device: torch.device, *, is_quantised: bool) -> None:
+    """Check what is known of a model before its weights are read, if these are to have few bits.
+
+    Raises:
+        UnsupportedModel: they have already, or the model is not for a CPU.
+    """
+    if is_quantised:
+        raise UnsupportedModel(f"The weights of this {name} are quantised already, so they cannot become {word}.")
+    if device.type != "cpu":
+        bits = f"{WORDS[KINDS[word].bits]} bits"
+        raise UnsupportedModel(f"Weights of {bits} are made for CPUs, but the model is on {device}.")
 
 
 def _refuse_saving(word: str, *_: object, **__: object) -> None:

@@ -37,6 +37,7 @@ from polydraft.models.checkpoints.folders import (
 )
 from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.silence import held_back, reason
+from polydraft.models.checks.layout import context_of
 from polydraft.models.checks.supported import check_architecture, remembers
 from polydraft.models.derived import check_word, derived, in_few_bits
 from polydraft.models.distributed.elsewhere import HOME
@@ -55,6 +56,23 @@ FOREIGN_CODE = "contains custom code"
 
 HEADS = {"smollm2": SHIPPED["smollm2-head"]}
 """Draft heads that ship with the package, for targets that `polydraft fetch` brings, by their words."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a model's configuration says before its weights are read.
+
+    Args:
+        layers: how many layers it has; None of one with an encoder.
+        context: how many tokens its longest text has.
+        width: how wide its states are; None where that is not said.
+        is_quantised: whether its weights have few bits already.
+    """
+
+    layers: int | None
+    context: int
+    width: int | None
+    is_quantised: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,8 +309,7 @@ def _checked(name: object) -> Source:
     else:
         read_config(source)
     try:
-        with alone(source.path, source.gguf) as path:
-            config = AutoConfig.from_pretrained(path, **source.arguments)
+        config = _config(source)
         built = _kind(config)[1]
     except Exception as error:
         place = source.name if source.gguf else f"config.json in {source.name}"
@@ -304,6 +321,26 @@ def _checked(name: object) -> Source:
     if not source.gguf:
         check_weights(source)
     return source
+
+
+def _config(source: Source) -> PreTrainedConfig:
+    with alone(source.path, source.gguf) as path:
+        return AutoConfig.from_pretrained(path, **source.arguments)
+
+
+def planned(name: object) -> Planned:
+    """Return what can be known of a model without its weights.
+
+    Raises:
+        CheckpointError: the model is missing or damaged.
+        UnsupportedModel: it is one that cannot verify drafts.
+    """
+    with held_back():
+        config = _config(_checked(name))
+    own = config.get_text_config(decoder=True)
+    layers = None if config.is_encoder_decoder else getattr(own, "num_hidden_layers", None)
+    is_quantised = getattr(config, "quantization_config", None) is not None
+    return Planned(layers, context_of(own), getattr(own, "hidden_size", None), is_quantised)
 
 
 def _kind(config: PreTrainedConfig) -> tuple[Any, type | None]:

@@ -26,7 +26,7 @@ from polydraft import (
 from polydraft.drafters import DraftRequest, NgramDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch
 from polydraft.reading import Step
-from polydraft.schemes import Product
+from polydraft.schemes import Given, Product
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import Lenient, NaiveMatch, Optimal, PathVerifier
 
@@ -175,6 +175,16 @@ def test_what_it_refuses() -> None:
     middle = HuggingFaceModel(target)
     with pytest.raises(InvalidParameter, match="must be lossless"):
         NestedDrafter(middle, ModelDrafter(middle), TopDown(Lenient()), Chain(2))
+    strange: list[tuple[Any, Any, Any, str]] = [
+        ("ngram", BlockVerification(), Chain(2), "drafter inside must be a drafter.*not 'ngram'"),
+        (NgramDrafter, TopDown(NaiveMatch(Given())), Chain(2), "drafter inside must be a drafter.*class NgramDrafter"),
+        (NgramDrafter(), "naive", Chain(2), "rule inside must verify trees.*not 'naive'"),
+        (NgramDrafter(), NaiveMatch(Given()), Chain(2), "rule inside must verify trees"),
+        (NgramDrafter(), TopDown(NaiveMatch(Given())), "chain:2", "trees inside must be a policy.*not 'chain:2'"),
+    ]
+    for drafter, verifier, policy, said in strange:
+        with pytest.raises(InvalidParameter, match=said):
+            NestedDrafter(middle, drafter, verifier, policy)
     with pytest.raises(UnpairedScheme):
         NestedDrafter(middle, NgramDrafter(), BlockVerification(), Chain(2))
     for scheme in (TopK(), Product()):

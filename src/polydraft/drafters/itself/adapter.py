@@ -152,17 +152,18 @@ class AdapterDrafter(Drafter):
     @torch.no_grad()
     def start(self, text: Text, session: Session) -> AdapterState:
         """Return an empty cache, and the target's first layers."""
-        target = self._target(session)
+        if session.target is None:
+            raise InvalidParameter("An adapter stands behind its target's first layers, and there is no target.")
+        target = session.target.model
+        self.check_target(target)
         like = next(self.network.parameters())
         cache = HeadCache.new(self.network.anatomy, 1, len(text.lengths), session.capacity, like)
         first = without_head(target.variant(layers=LayerSet(exit=self.exit_layer)))
         return AdapterState(cache, self.network, first, target, self.params or session.params)
 
-    def _target(self, session: Session) -> LanguageModel:
-        """Return the target, if the adapter can have been trained for it."""
-        if session.target is None:
-            raise InvalidParameter("An adapter stands behind its target's first layers, and there is no target.")
-        target, own = session.target.model, self.network.anatomy.width
+    def check_target(self, target: LanguageModel) -> None:
+        """Check that the adapter can have been trained for a target; errors are those of the start."""
+        own = self.network.anatomy.width
         if not target.facts.branches:
             raise UnsupportedModel("A target whose text cannot branch has no keys that an adapter's drafts could use.")
         if target.facts.width not in (None, own):
@@ -177,7 +178,6 @@ class AdapterDrafter(Drafter):
                 "another target, or the exit is another one."
             )
         self.made_for.check(target)
-        return target
 
     @torch.no_grad()
     def read(self, state: AdapterState, text: Text, features: Features | None) -> AdapterState:

@@ -101,12 +101,16 @@ class SelfDrafter(Drafter):
         """Return the state of texts whose keys are to be chosen; where all are seen, they are the target's."""
         if session.target is None:
             raise InvalidParameter(f"The drafter {self.name} needs the target's reader (Session.target), but has none.")
-        target, rows = session.target.model, len(text.lengths)
+        rows, model = len(text.lengths), self.check_target(session.target.model)
+        own, queries = FewKeys((UNCHOSEN,) * rows), (NewestQueries(),) * rows
+        return SelfDraftState(session.params, model, session.capacity, self.view.queries, own, queries)
+
+    def check_target(self, target: LanguageModel) -> LanguageModel:
+        """Return the target as it is seen here; errors are those of the start."""
         model = self.view.model(target)
         if self.resumes:
             target.last_layers(self.view.layers.exit or 0)
-        own, queries = FewKeys((UNCHOSEN,) * rows), (NewestQueries(),) * rows
-        return SelfDraftState(session.params, model, session.capacity, self.view.queries, own, queries)
+        return model
 
     def read(self, state: SelfDraftState, text: Text, features: Features | None) -> SelfDraftState:
         """Take note of the queries of prompts."""

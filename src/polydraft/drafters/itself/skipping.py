@@ -9,7 +9,7 @@ from polydraft.drafters.itself.self_drafter import drawn_by
 from polydraft.drafters.itself.skip_programme import SkipTable, skip_table, tokens_per_work
 from polydraft.drafters.itself.view import View
 from polydraft.drafters.model import SAMPLED
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, is_whole, shown
 from polydraft.models import LanguageModel, SubLayer, head_bytes, layer_set, logits_of, sublayers, walk, without
 from polydraft.probs import SamplingParams, to_probs
 from polydraft.reading import Step, Text, first_drafts
@@ -102,8 +102,8 @@ class SkippingDrafter(Drafter):
     sound = True
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise InvalidParameter(f"every must be at least 1, but is {self.every}.")
+        if not is_whole(self.every) or self.every < 1:
+            raise InvalidParameter(f"every must be a whole number of at least 1, but is {shown(self.every)}.")
         object.__setattr__(self, "name", View(self.weights, chooses=True).word)
         object.__setattr__(self, "needs", Needs(target=True, slots=max(MOST_SAVED + 1, WRITTEN)))
 
@@ -119,9 +119,14 @@ class SkippingDrafter(Drafter):
         """Return the state of texts that have chosen nothing yet."""
         if session.target is None:
             raise InvalidParameter(f"The drafter {self.name} needs the target's reader (Session.target), but has none.")
-        model = View(self.weights).model(session.target.model)
+        model, own = self.check_target(session.target.model)
         chosen = (ChosenSkips(),) * len(text.lengths)
-        return SkippingState(session.params, model, sublayers(model), head_bytes(model), chosen)
+        return SkippingState(session.params, model, own, head_bytes(model), chosen)
+
+    def check_target(self, target: LanguageModel) -> tuple[LanguageModel, tuple[SubLayer, ...]]:
+        """Return the target with the weights that draft, and its sub-layers; errors are those of the start."""
+        model = View(self.weights).model(target)
+        return model, sublayers(model)
 
     def draft(self, state: SkippingState, request: DraftRequest) -> tuple[Draft | Pieces, SkippingState]:
         """Choose where it is time, then grow trees: in one pass a depth for all rows that skip the same."""

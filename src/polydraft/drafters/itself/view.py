@@ -101,15 +101,29 @@ class View:
         facts = target.facts
         if not facts.branches:
             raise UnsupportedModel("A target whose text cannot branch has no keys to draft from in part.")
-        if self.keys is not None and self.keys.budget > facts.context:
-            raise InvalidParameter(
-                f"{word_of_keys(self.keys)} chooses {self.keys.budget} keys, but the target's context has "
-                f"{facts.context}; take fewer."
-            )
+        self.check(facts.layers, facts.context)
         if self.queries and not facts.queries:
             name = type(target).__name__
             raise UnsupportedModel(f"{name} hands out no queries, by which {self.word} chooses; take keys=recent.")
         return target if not self.weights and self.layers == WHOLE else target.variant(self.weights, self.layers)
+
+    def check(self, layers: int | None, context: int) -> None:
+        """Check that a target of these sizes has such a view, before it is loaded or looked at.
+
+        Args:
+            layers: how many it has; None if that is not known.
+            context: how many tokens its longest text has.
+
+        Raises:
+            InvalidParameter: it has no such layers, or fewer places than keys are chosen.
+        """
+        if layers is not None:
+            self.layers.check(layers)
+        if self.keys is not None and self.keys.budget > context:
+            raise InvalidParameter(
+                f"{word_of_keys(self.keys)} chooses {self.keys.budget} keys, but the target's context has "
+                f"{context}; take fewer."
+            )
 
     def check_resumes(self) -> None:
         """Check that the full pass can go on from the states at the exit.

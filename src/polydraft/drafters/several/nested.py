@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polydraft.drafters.contract import (
+    ChecksTarget,
     Decoder,
     Defaults,
     Drafter,
@@ -15,6 +16,7 @@ from polydraft.drafters.contract import (
     Needs,
     Session,
     Views,
+    check_target,
     drafters_in,
     loop_inside,
 )
@@ -87,14 +89,15 @@ class NestedDrafter(Drafter):
     def __post_init__(self) -> None:
         if self.length < 1:
             raise InvalidParameter(f"length must be at least 1, but is {self.length}.")
+        Chain(self.length)  # refuses longer ones than trees may be deep
+        self._check_inside()
         if not self.verifier.lossless:
             raise InvalidParameter(f"The rule inside must be lossless, and {self.verifier.name} is not.")
         if not isinstance(self.middle, LanguageModel | Views):
             raise InvalidParameter(
                 f"The middle must be a model, or a drafter with a view of the target, not {shown(self.middle)}."
             )
-        if levels(self) > MOST_LEVELS:
-            raise InvalidParameter(f"A stack has at most {MOST_LEVELS} drafters, but this one has {levels(self)}.")
+        check_levels(levels(self))
         inner = self.drafter.needs
         if self._view is not None and (inner.layers or inner.queries):
             raise InvalidParameter(
@@ -104,6 +107,19 @@ class NestedDrafter(Drafter):
         self.drafter.check(self.verifier.scheme)
         needs = Needs() if self._view is None else replace(self._view.needs, slots=self._slots, passes=None)
         object.__setattr__(self, "needs", needs)
+
+    def _check_inside(self) -> None:
+        given: dict[str, tuple[object, bool]] = {
+            "drafter inside must be a drafter, as NgramDrafter() is": (self.drafter, isinstance(self.drafter, Drafter)),
+            "rule inside must verify trees, as TopDown(NaiveMatch(Given())) does": (
+                self.verifier,
+                callable(getattr(self.verifier, "verify", None)),
+            ),
+            "trees inside must be a policy, as Chain(4) is": (self.policy, isinstance(self.policy, TreePolicy)),
+        }
+        for what, (value, is_fine) in given.items():
+            if not is_fine or isinstance(value, type):
+                raise InvalidParameter(f"The {what}, not {shown(value)}.")
 
     @property
     def _view(self) -> Views | None:
@@ -125,6 +141,15 @@ class NestedDrafter(Drafter):
         if not scheme.lone_draft_is_drawn or scheme.several_rows:
             raise UnpairedScheme(f"A nested loop writes chains of independent draws, not {scheme.name} drafts.")
 
+    def check_target(self, target: LanguageModel) -> None:
+        """Check the middle, and those inside, which draft for it."""
+        if isinstance(self.middle, LanguageModel):
+            self._check_tokens(self.middle, target.facts.vocab_size)
+            seen = self.middle
+        else:
+            seen = self.middle.check_target(target) if isinstance(self.middle, ChecksTarget) else target
+        check_target(self.drafter, cast(LanguageModel, seen))
+
     def start(self, text: Text, session: Session) -> NestedState:
         """Begin the middle model's loop, which has read nothing."""
         decoder, own = loop_inside(self.name, session, self.params or session.params)
@@ -133,14 +158,17 @@ class NestedDrafter(Drafter):
             assert session.target is not None  # else there were no view
             return NestedState(decoder, self._loop(decoder, session.target, text, own), view)
         middle = cast(LanguageModel, self.middle)
-        own_size = middle.facts.vocab_size
-        check_same_size(session.vocab_size, own_size)
-        if own_size > session.vocab_size:
-            raise VocabularyMismatch(
-                f"The middle model has {own_size} tokens and the target {session.vocab_size}: what it writes beyond "
-                "these could not be verified."
-            )
+        self._check_tokens(middle, session.vocab_size)
         return NestedState(decoder, self._loop(decoder, middle, text, own), None)
+
+    def _check_tokens(self, middle: LanguageModel, known: int) -> None:
+        own_size = middle.facts.vocab_size
+        check_same_size(known, own_size)
+        if own_size > known:
+            raise VocabularyMismatch(
+                f"The middle model has {own_size} tokens and the target {known}: what it writes beyond these could not "
+                "be verified."
+            )
 
     def _loop(self, decoder: Decoder, middle: LanguageModel | Reader, text: Text, session: Session) -> Any:
         return decoder.begin(middle, self.drafter, self.verifier, self.policy, text, session)
@@ -193,6 +221,16 @@ class NestedDrafter(Drafter):
         if self._view is not None:
             view = self._view.commit(view, step)
         return replace(state, loop=loop, view=view)
+
+
+def check_levels(count: int) -> None:
+    """Check that a stack has no more drafters than pay.
+
+    Raises:
+        InvalidParameter: it has.
+    """
+    if count > MOST_LEVELS:
+        raise InvalidParameter(f"A stack has at most {MOST_LEVELS} drafters, but this one has {count}.")
 
 
 def levels(drafter: Drafter) -> int:

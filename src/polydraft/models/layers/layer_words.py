@@ -82,7 +82,9 @@ def _read(value: str) -> Mapping[str, Any]:
     """
     file, name = (value, "") if isfile(value) else value.rpartition(":")[::2]
     if not isfile(file):
-        raise InvalidParameter(f"There is no file {shown(value)}: skip takes layers, as skip=3-5+9, or a JSON file.")
+        raise InvalidParameter(
+            f"There is no file {shown(value)}: skip takes layers below 10,000, as skip=3-5+9, or a JSON file."
+        )
     try:
         found: object = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

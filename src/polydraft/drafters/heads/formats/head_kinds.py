@@ -43,7 +43,7 @@ from polydraft.drafters.heads.formats.walked.walk_folders import (
     read_redrafter,
 )
 from polydraft.drafters.itself.adapter import AdapterDrafter
-from polydraft.errors import CheckpointError, InvalidParameter, lowered, shown
+from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, is_whole, lowered, shown
 from polydraft.models import (
     HuggingFaceModel,
     PlainFolder,
@@ -169,6 +169,30 @@ def load_head(
     return drafter
 
 
+def check_adapter(name: object, exit_layer: int | None, width: int | None) -> None:
+    """Check what an adapter's configuration says, before weights are read.
+
+    Args:
+        name: its folder or hub name.
+        exit_layer: behind how many layers it is to stand; None for what its folder says.
+        width: how wide the target's states are; None if that is not known.
+
+    Raises:
+        CheckpointError: there is none.
+        InvalidParameter: its folder says that it stands behind another layer.
+        TargetMismatch: it has another width.
+    """
+    config = plain_config(name)[1]
+    told, own = config.get("exit_layer"), config.get("hidden_size")
+    if exit_layer is not None and told not in (None, exit_layer):
+        raise InvalidParameter(f"The adapter in {shown(str(name))} stands behind {told} layers, not {exit_layer}.")
+    if is_whole(own) and width not in (None, own):
+        raise TargetMismatch(
+            f"The adapter in {shown(str(name))} is {own} wide and the target's states {width}: it was trained for "
+            "another target."
+        )
+
+
 def load_adapter(name: object, target: nn.Module, exit_layer: int | None = None) -> AdapterDrafter:
     """Load an adapter for a target that is there already, onto its device and in its precision.
 
@@ -181,11 +205,10 @@ def load_adapter(name: object, target: nn.Module, exit_layer: int | None = None)
         CheckpointError: it is missing or damaged, or holds another kind of head.
         InvalidParameter: its folder says that it stands behind another layer.
     """
-    model, told = HuggingFaceModel(target), plain_config(name)[1].get("exit_layer")
+    model = HuggingFaceModel(target)
+    check_adapter(name, exit_layer, model.width)
     dtype: Any = cheapest(model.model.dtype, model.device)
     found = load_head(name, model.layers, dtype, model.device)
     if not isinstance(found, AdapterDrafter):
         raise CheckpointError(f"{shown(str(name))} holds a head of another kind ({found.name}), and no adapter.")
-    if exit_layer is not None and told not in (None, exit_layer):
-        raise InvalidParameter(f"The adapter in {shown(str(name))} stands behind {told} layers, not {exit_layer}.")
     return found if exit_layer is None else replace(found, exit_layer=exit_layer)
