@@ -1,6 +1,7 @@
 """`polydraft tune skips`: the file, JSON, what is refused, and that an interrupted search goes on from its study."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 import polydraft.cli.benchmark.tune_skips as command
 from polydraft import extras
 from polydraft.cli import main
+from polydraft.drafters import View
 from polydraft.engine.skips import skip_search
 from polydraft.extras import Extra
+from polydraft.models import skip_sets
 
 Call = Callable[..., int]
 QUICK = ("--max-tokens", "4", "--study", "s.db")
@@ -41,6 +44,8 @@ def test_the_file_is_written_and_drafted_by(
     sets = json.loads(Path("skips.json").read_text())
     assert {*sets} == {"layers", "attention", "mlp"} and sets["attention"] + sets["mlp"]
     assert "Overlap without one sub-layer" in shown and "greedy" in shown and "--draft self:skip=skips.json" in shown
+    found = View.named("self:skip=skips.json").layers
+    assert skip_sets(found) == sets and found.depth == sets["layers"]
     texts = list[str]()
     for draft in (("--draft", "self:skip=skips.json"), ("--drafter", "none")):
         given = ["--target", str(folders[0]), "def add", *draft, "--max-new-tokens", "6", "--json"]
@@ -102,10 +107,15 @@ def test_a_study_of_another_target_or_of_other_prompts_is_refused(
     assert call("--trials", "1") == 0
     capsys.readouterr()
     assert call("--trials", "1", target=folders[1]) == 2
-    assert "The study s.db differs in target from this search; give another file." in capsys.readouterr().err
+    told = capsys.readouterr().err.replace("\n", "")
+    assert "The study s.db is of another search (target" in told and told.count("parameters)") == 2
+    assert all(repr(str(folder)) in told for folder in folders), "both are named"
+    copied = folders[1].parent / "copied"
+    shutil.copytree(folders[0], copied)
+    assert call("--trials", "1", target=copied) == 0, "the same model by another name"
     Path("other.jsonl").write_text('{"text": "def sub"}\n')
     assert call("--trials", "1", prompts="other.jsonl") == 2
-    assert "differs in prompts from this search" in capsys.readouterr().err
+    assert "is of another search (prompts '" in capsys.readouterr().err
 
 
 def test_without_optuna_it_is_said_what_to_install(

@@ -1,5 +1,6 @@
 """The target drafting for itself by views of all its keys: what they say, and what is left of it."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from polydraft.drafters import (
     route_first,
 )
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
-from polydraft.models import HuggingFaceModel, LayerSet
+from polydraft.models import HuggingFaceModel, LayerSet, skip_sets
 from polydraft.models.derived import derived
 from polydraft.models.layers.variants import first_of
 from polydraft.probs import Noise, SamplingParams
@@ -370,6 +371,42 @@ def test_files_of_skipped_sub_layers_are_read(text: str, tmp_path: Path) -> None
     name, layers = FILES[text]
     found = View.named(f"self:skip={tmp_path / 'sets.json'}{name}").layers
     assert replace(found, depth=None) == layers and found.depth == (3 if "layers" in text else None)
+
+
+DRAFT_AND_VERIFY = """{
+  "llama-2-13b": {
+    "attention": [3, 5, 6, 8, 10, 11, 14, 15, 18, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 33, 34, 35, 36, 37],
+    "mlp": [6, 9, 10, 11, 15, 24, 25, 27, 28, 35]
+  },
+  "llama-2-13b-chat": {"attention": [7, 8, 9], "mlp": [7, 10, 11]}
+}"""
+SWIFT = """{
+  "llama-2-13b_cnndm": {
+    "attention": [2, 5, 6, 10, 11, 14, 15, 20, 22, 23, 24, 25, 26, 27, 28, 30, 32, 33, 34, 35],
+    "mlp": [9, 11, 14, 15, 19, 20, 24, 25, 26, 27, 28, 29, 30, 31]
+  }
+}"""
+"""Of dilab-zju/self-speculative-decoding and hemingkx/SWIFT, skip_layers.json."""
+
+
+@pytest.mark.parametrize(("text", "name"), [(DRAFT_AND_VERIFY, "llama-2-13b"), (SWIFT, "llama-2-13b_cnndm")])
+def test_published_files_become_words_and_files_of_our_own(text: str, name: str, tmp_path: Path) -> None:
+    """A published set, its word and a file of our own with it are one view; our file knows its model's depth."""
+    (tmp_path / "theirs.json").write_text(text)
+    found, sets = View.named(f"self:skip={tmp_path / 'theirs.json'}:{name}"), json.loads(text)[name]
+    assert found.layers == skipping(attention=sets["attention"], mlp=sets["mlp"]) and skip_sets(found.layers) == sets
+    assert View.named(found.word) == found
+    (tmp_path / "ours.json").write_text(json.dumps(skip_sets(replace(found.layers, depth=40))))
+    ours = View.named(f"self:skip={tmp_path / 'ours.json'}")
+    assert ours.layers == replace(found.layers, depth=40) and ours.word == found.word
+    ours.check(40, 4096)
+    with pytest.raises(InvalidParameter, match="for a model of 40 layers, but this one has 32"):
+        ours.check(32, 4096)
+    with pytest.raises(InvalidParameter, match=r"in this model of 32 layers, but 3[57] is one of them"):
+        found.check(32, 4096)
+    (tmp_path / "other.json").write_text('{"layers": 32, "attention": [3], "mlp": []}')
+    with pytest.raises(InvalidParameter, match="for models of 40 and of 32 layers; take one file"):
+        View.named(f"self:skip={tmp_path / 'ours.json'},skip={tmp_path / 'other.json'}")
 
 
 BAD = {

@@ -85,7 +85,7 @@ from polydraft.models.language_model import (
     Queries,
     ShowsSlots,
 )
-from polydraft.models.layers.layer_words import AUTO
+from polydraft.models.layers.layer_words import AUTO, skip_sets
 from polydraft.models.layers.skippable import SubLayer, head_bytes, layer_set, logits_of, sublayers, walk, without
 from polydraft.models.layers.target_layer import TargetLayer
 from polydraft.models.loading import (
@@ -220,6 +220,7 @@ __all__ = [
     "same_model",
     "save",
     "shipped_head",
+    "skip_sets",
     "sources_of",
     "sublayers",
     "take_apart",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ from polydraft.drafters import NoDraft, SelfDrafter, View
 from polydraft.engine.compare import compare
 from polydraft.engine.generate import stream
 from polydraft.engine.skips.skip_costs import HeldOut, SkipCosts, time_skips
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, shown
 from polydraft.extras import TUNE
-from polydraft.models import HuggingFaceModel, SubLayer, layer_set, sublayers, without
+from polydraft.models import HuggingFaceModel, SubLayer, layer_set, skip_sets, sublayers, without
 from polydraft.planning.plan import ModelIdentity
 from polydraft.probs import SamplingParams
 from polydraft.trees import Chain
 
 SKIP_SAMPLERS = ("tpe", "gp")
-STUDY = "polydraft skips"
+STUDY, TARGET = "polydraft skips", "target"
 CHECKED = 5
 """How many sets are timed at the end."""
 FALLING = 3
@@ -155,7 +155,8 @@ def tune_skips(
         raise InvalidParameter("Tuning skips needs at least one prompt.")
     model = HuggingFaceModel(target)
     parts = sublayers(model)
-    known = _opened(study, settings, _identity(model, prompts, settings))
+    own = ModelIdentity.of(target, shown(str(getattr(target, "name_or_path", "") or type(target).__name__)))
+    known = _opened(study, settings, own, _conditions(prompts, settings))
     texts = [
         _continued(target, ids, settings, partial(on_progress, "writing texts", at + 1, len(prompts)))
         for at, ids in enumerate(prompts)
@@ -171,12 +172,7 @@ def tune_skips(
     best = sorted(task.seen.items(), key=lambda one: -costs.speed(*one)[0])
     timed = [task.timed(skipped, target, prompts, at + 1) for at, (skipped, _) in enumerate(best[:CHECKED])]
     order = sorted(range(len(timed)), key=lambda at: -(timed[at].measured or 0.0))
-    chosen = layer_set((parts[number] for number in best[order[0]][0]), model.layers)
-    sets = {
-        "layers": model.layers,
-        "attention": sorted(chosen.skipped_attention),
-        "mlp": sorted(chosen.skipped_mlp),
-    }
+    sets = skip_sets(layer_set((parts[number] for number in best[order[0]][0]), model.layers))
     return FoundSkips(model.layers, singles, greedy, tuple(timed[at] for at in order), sets, settings.trials)
 
 
@@ -293,13 +289,12 @@ def _continued(target: nn.Module, ids: Tensor, settings: SkipSettings, done: Cal
     return torch.cat([ids[0], ids.new_tensor(run.new_tokens[0])]), ids.shape[1]
 
 
-def _identity(model: HuggingFaceModel, prompts: Sequence[Tensor], settings: SkipSettings) -> dict[str, Any]:
-    """Return what sets must have in common to be compared: target, prompts, and how texts are written."""
-    own, mark = ModelIdentity.of(model.model, ""), 0
+def _conditions(prompts: Sequence[Tensor], settings: SkipSettings) -> dict[str, Any]:
+    """Return what sets must have in common to be compared beside the target: prompts, and how texts are written."""
+    mark = 0
     for ids in prompts:
         mark = crc32(ids.cpu().numpy().tobytes(), mark)
     return {
-        "target": f"{own.parameters} {own.weights}",
         "prompts": f"{mark:08x}",
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -307,7 +302,7 @@ def _identity(model: HuggingFaceModel, prompts: Sequence[Tensor], settings: Skip
     }
 
 
-def _opened(path: str | Path, settings: SkipSettings, identity: dict[str, Any]) -> Any:
+def _opened(path: str | Path, settings: SkipSettings, target: ModelIdentity, conditions: dict[str, Any]) -> Any:
     """Return the study of a file, new or as it was left.
 
     Raises:
@@ -326,15 +321,19 @@ def _opened(path: str | Path, settings: SkipSettings, identity: dict[str, Any]) 
             load_if_exists=True,
         )
         before = study.user_attrs
-        for name, value in identity.items() if not before else ():
+        for name, value in {TARGET: asdict(target), **conditions}.items() if not before else ():
             study.set_user_attr(name, value)
+        there = ModelIdentity(**before[TARGET]) if before else target
     except Exception as error:
         raise InvalidParameter(f"{path} is no study that can be read and written: {type(error).__name__}.") from error
-    others = [name.replace("_", " ") for name, value in identity.items() if before and before.get(name) != value]
+    others = [f"target {there.beside(target)} there, {target.beside(there)} here"] if there.beside(target) else []
+    others += [
+        f"{name.replace('_', ' ')} {shown(before.get(name))} there, {shown(value)} here"
+        for name, value in conditions.items()
+        if before and before.get(name) != value
+    ]
     if others:
-        raise InvalidParameter(
-            f"The study {path} differs in {' and '.join(others)} from this search; give another file."
-        )
+        raise InvalidParameter(f"The study {path} is of another search ({'; '.join(others)}); give another file.")
     return study
 
 

@@ -31,18 +31,24 @@ def with_layer_word(layers: LayerSet, word: str, value: str) -> LayerSet:
         if layers.exit is not None or not re.fullmatch(r"\d{1,4}", value):
             raise InvalidParameter(f"exit takes one number of layers, as exit=8, not {shown(value)}.")
         return replace(layers, exit=int(value))
+    depth = layers.depth
     if RANGES.fullmatch(value):
         numbers = frozenset(number for part in value.split("+") for number in _range(part))
         sets = {part: numbers for part in PARTS[word]}
     elif word == SKIP:
         sets = _read(value)
+        depth = sets.get(DEPTH, depth)
+        if layers.depth not in (None, depth):
+            raise InvalidParameter(
+                f"The layers to skip were chosen for models of {layers.depth} and of {depth} layers; take one file."
+            )
     else:
         raise InvalidParameter(f"{word} takes layers, as {word}=3-5+9, not {shown(value)}.")
     return replace(
         layers,
         skipped_attention=layers.skipped_attention | frozenset(sets.get("attention", ())),
         skipped_mlp=layers.skipped_mlp | frozenset(sets.get("mlp", ())),
-        depth=sets.get(DEPTH, layers.depth),
+        depth=depth,
     )
 
 
@@ -52,6 +58,12 @@ def layer_words(layers: LayerSet) -> list[str]:
     named = (both, layers.skipped_attention - both, layers.skipped_mlp - both)
     words = [f"{word}={_ranges(numbers)}" for word, numbers in zip(PARTS, named, strict=True) if numbers]
     return words if layers.exit is None else [*words, f"{EXIT}={layers.exit}"]
+
+
+def skip_sets(layers: LayerSet) -> dict[str, Any]:
+    """Return the skipped sub-layers as a file of our own has them, in JSON, which skip=FILE reads."""
+    skipped = {"attention": sorted(layers.skipped_attention), "mlp": sorted(layers.skipped_mlp)}
+    return skipped if layers.depth is None else {DEPTH: layers.depth, **skipped}
 
 
 def _range(part: str) -> range:
