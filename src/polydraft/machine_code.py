@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -24,7 +25,8 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 
     Divisions by zero give infinities, as in NumPy. The machine code is kept on disk where that can be written to, so
     that other processes load it. The compiler is not imported before it is needed: most programs call none of these
-    functions. What a signal's handler raises in machine code, such as KeyboardInterrupt, is raised as it is.
+    functions. What a signal's handler raises in machine code, such as KeyboardInterrupt, is raised as it is. It may call
+    compiled functions of its own file.
     """
     own = inspect.unwrap(function)  # without what a type checker has put around it
 
@@ -40,12 +42,16 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
         except SystemError as error:  # what Python makes of an exception beside a result
             raise error.__cause__ or error from None
 
+    vars(call)["machine_code"] = machine_code
     return call
 
 
-def _made(own: Callable[..., Any]) -> Any:
+def _made(own: FunctionType) -> Any:
     """Return the function with what makes its machine code, for each combination of types once."""
     njit = import_module("numba").njit
+    called = {name: getattr(own.__globals__.get(name), "machine_code", None) for name in own.__code__.co_names}
+    names = own.__globals__ | {name: code() for name, code in called.items() if code}
+    own = wraps(own)(FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__))
     try:
         made = njit(own, cache=True, error_model="numpy", nogil=True)
     except RuntimeError:  # no place to keep it

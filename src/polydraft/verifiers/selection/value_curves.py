@@ -24,7 +24,7 @@ def curve(below: Subtree) -> tuple[int, ...]:
     `FIRST`, each later one by `LATER` of what is left. Slopes are kept from rising, so that the curve is concave. Any
     slopes are exact; better ones keep more.
     """
-    return tuple(STEPS + int(slope * STEPS + 0.5) for slope in _slopes_of(_kept(below)))
+    return tuple(STEPS + 2 * int(slope * STEPS / 2 + 0.5) for slope in _slopes_of(_kept(below)))
 
 
 def _kept(below: Subtree) -> tuple[float, ...]:
@@ -47,15 +47,11 @@ def _slopes_of(points: tuple[float, ...]) -> list[float]:
 
 
 @lru_cache(maxsize=256)
-def slopes_of(shape: TreeShape, width: int) -> tuple[tuple[Slopes, ...], tuple[int, ...]]:
-    """Return all tables of slopes that a shape's nodes have, that of leaves first, and the number of each node's.
-
-    A table has `width` lines, one for each child; those of absent children repeat the last.
-    """
+def curves_of(shape: TreeShape) -> Slopes:
+    """Return the slopes of each node's share, not to be written to."""
     nodes = [subtrees(shape.counts)]
     for node in nodes:  # breadth first, as nodes are numbered; the list grows on the way
         nodes.extend(node)
-    below = [tuple(curve(child) for child in node) for node in nodes]
-    padded = [(*children, *(children[-1:] or (LEAF,)) * width)[:width] for children in below]
-    known = list(dict.fromkeys([(LEAF,) * width, *padded]))
-    return tuple(np.array(table, dtype=np.int64) for table in known), tuple(map(known.index, padded))
+    curves: Slopes = np.array([curve(node) for node in nodes], dtype=np.int64)
+    curves.flags.writeable = False
+    return curves

@@ -1,10 +1,12 @@
-"""Shares of a node's drafts by value: children with drafts below get more than leaves, and their first parts most.
+"""Shares of drafts by value: children with drafts below get more than leaves, and their first parts most.
 
 A child's share has *parts*, `PARTS` equal ones, of falling slope: what a part brings in kept drafts, itself and below.
-Tokens have *prices* from 0 to the largest slope, in steps of `STEP`. A token between two steps is dithered: a drawn
-copy has the price above with the probability `above`, else that below, whatever the others have. A draft fills the
-node's one unit part by part, all drafts together in falling order of slope minus price while this is positive; equal
-parts in drafting order.
+Tokens have *prices* from 0 to the largest slope, in steps of 1 / `STEPS`. A price between two steps is dithered: a drawn
+copy has the step above with a probability, else that below, whatever the others have. All drafts together fill one
+unit, part by part in falling order of slope minus price while this is positive; equal parts in drafting order.
+
+Slopes are even numbers of steps. That makes shares optimal at the right prices, and not only nearly so: some best
+prices are even, by duality, and what lies between two even prices orders those that are equal.
 """
 
 from dataclasses import dataclass
@@ -16,119 +18,81 @@ from polydraft.machine_code import compiled
 from polydraft.verifiers.selection.rule import Numbers, Places, counted
 
 PARTS = 4
-STEPS = 20
+STEPS = 16
 """Steps of price to a slope of one: to a draft that is kept, and none below it."""
 SWEEPS = 40
-SETTLED = 1e-3
-"""Prices that move by less than this part of a step are left as they are."""
+SETTLED = 1e-4
+"""Prices are left as they are when at most this part of what is taken could still be gained."""
 Slopes = NDArray[np.int64]
-"""The slopes of the parts of each draft, in steps of price, "k PARTS"; falling, and at least one step."""
+"""The slopes of the parts of each draft, in steps of price, "k PARTS"; falling, even, and at least two steps."""
 
 
 @dataclass(frozen=True, eq=False)
-class Prices:
-    """Prices of tokens, in steps.
+class Drafted:
+    """The laws of drafts below one or several nodes.
 
     Args:
-        below: whole steps.
-        above: the probability of one step more.
+        rows: "r A", laws over their own node's atoms.
+        nodes: the node of each row.
+        kinds: the row of each draft.
+        distinct: whether the drafts are two of one node and one row, drawn one after the other without replacement;
+            else they are independent.
     """
 
-    below: Places
-    above: Numbers
+    rows: Numbers
+    nodes: Places
+    kinds: Places
+    distinct: bool = False
 
 
-def settled(rows: Numbers, slopes: Slopes, mass: Numbers, *, distinct: bool) -> tuple[Prices, Numbers]:
-    """Return prices at which tokens are taken as often as their mass bears, and how often that is.
+def settled(drafted: Drafted, slopes: Slopes, mass: Numbers) -> tuple[Numbers, Numbers]:
+    """Return prices at which tokens are taken as often as their mass bears, and how often that is; both "g A".
 
     By sweeps: for given prices every draft expects a share that falls with its own token's price; each token takes the
     price at which its mass is used up, or none if it never is. A token's price leaves more room for the others, so
     prices rise from zero, sweep by sweep, to the least ones at which nothing is taken too often. They are the dual of
 
-        maximise  E[sum over drafts and parts of slope * part],   E[parts of a token] <= mass,   parts <= one unit,
+        maximise  E[sum over drafts and parts of slope * part],   E[parts of a token] <= mass,   parts <= one unit.
 
-    whose prices are on the steps if slopes are. It does not have to end: whatever the prices are, what is taken is
-    computed for them, and thinned to the mass where it is more.
+    Sweeps end where the two differ by at most `SETTLED`, or after `SWEEPS`. Shares are exact without: whatever the
+    prices are, what is taken is computed for them, and the caller thins it to the mass where it is more.
 
     Args:
-        rows: "k A", the law of each draft.
+        drafted: the laws of the drafts.
         slopes: what the parts of the drafts bring.
-        mass: how often each token may be taken at most.
-        distinct: whether two drafts are drawn one after the other without replacement, `rows` being the row of the
-            first twice; else they are independent.
+        mass: how often each token of each node may be taken at most, "g A".
     """
-    top, heavy = int(slopes[:, 0].max()), int(rows[0].argmax()) if distinct else -1
-    below, above, sweeps = np.zeros(len(mass), dtype=np.int64), np.zeros(len(mass)), 0
-    while True:
-        chances = _chances(rows, below, above, top, heavy)
-        weighted = _weighted(rows[0], below, above, top, heavy) if distinct else chances[0]
-        response = chances if distinct else _responses(chances, slopes)
-        new_below, new_above, taken, moved = _sweep(
-            rows, slopes, mass, below, above, chances[-1], weighted, response, heavy
-        )
-        if moved < SETTLED or sweeps == SWEEPS:
-            return Prices(below, above), taken
-        below, above, sweeps = new_below, new_above, sweeps + 1
+    prices = np.zeros(mass.shape)
+    if not drafted.distinct:
+        return prices, _swept(drafted.rows, drafted.nodes, drafted.kinds, slopes, mass, prices, -1, SWEEPS, SETTLED)
+    row, heavy = drafted.rows[0], int(drafted.rows[0].argmax())
+    off = 1 - row
+    off[heavy] = row[:heavy].sum() + row[heavy + 1 :].sum()  # its complement, which may be tiny, is never a difference
+    both = np.stack([row / np.where(off > 0, off, np.inf), row])
+    return prices, _swept(both, counted(2) * 0, counted(2), slopes, mass, prices, heavy, SWEEPS, SETTLED)
 
 
-def shares_at(prices: Prices, slopes: Slopes, drafts: Places) -> Numbers:
-    """Return the share of each draft at these prices, averaged over the dither; all drafts are present."""
-    top, below, above = int(slopes[:, 0].max()), prices.below[drafts], prices.above[drafts]
-    response, each = _responses(_own_chances(below, above, top), slopes), counted(len(drafts))
-    return response[each, below] * (1 - above) + response[each, below + 1] * above
+def shares_at(prices: Numbers, slopes: Slopes) -> Numbers:
+    """Return the share of each draft, given the prices of their tokens, averaged over the dither."""
+    each, ones = counted(len(prices)), np.ones((len(prices), 1))
+    return _swept(ones, each, each, slopes, ones, prices[:, None].copy(), -1, 0, 0.0)[:, 0]
 
 
 @compiled
-def _chances(rows: Numbers, below: Places, above: Numbers, top: int, left_out: int) -> Numbers:
-    """Return Pr[the price of each draft's token is at most x] for x = 0..top, without the token that is left out."""
-    count, size = rows.shape
-    chances = np.zeros((count, top + 1))
-    for draft in range(count):
-        for token in range(size):
-            if token == left_out:
-                continue
-            chances[draft, below[token]] += rows[draft, token] * (1 - above[token])
-            if above[token] > 0:
-                chances[draft, below[token] + 1] += rows[draft, token] * above[token]
-        for price in range(top):
-            chances[draft, price + 1] += chances[draft, price]
-    return chances
+def _responses(chances: Numbers, kinds: Places, slopes: Slopes, result: Numbers) -> None:
+    """Compute the shares that all drafts of a kind expect together at each price of a token of theirs.
 
+    Args:
+        chances: Pr[the price of a draft's token is at most x] for x = 0..top, for each kind.
+        kinds: the kind of each draft.
+        slopes: what the parts of the drafts bring.
+        result: the shares, at prices from 0 to top + 1.
+    """
 
-@compiled
-def _weighted(row: Numbers, below: Places, above: Numbers, top: int, left_out: int) -> Numbers:
-    """Return the same with row / (1 - row) in place of the row."""
-    sums = np.zeros(top + 1)
-    for token in range(len(row)):
-        if token == left_out:
-            continue
-        weight = row[token] / (1 - row[token])
-        sums[below[token]] += weight * (1 - above[token])
-        if above[token] > 0:
-            sums[below[token] + 1] += weight * above[token]
-    for price in range(top):
-        sums[price + 1] += sums[price]
-    return sums
-
-
-@compiled
-def _own_chances(below: Places, above: Numbers, top: int) -> Numbers:
-    """Return what `_chances` is for drafts that are known."""
-    chances = np.zeros((len(below), top + 1))
-    for draft in range(len(below)):
-        for price in range(below[draft], top + 1):
-            chances[draft, price] = 1.0 if price > below[draft] else 1 - above[draft]
-    return chances
-
-
-@compiled
-def _responses(chances: Numbers, slopes: Slopes) -> Numbers:
-    """Return the share that a draft expects at each price of its own token, the others being independent."""
-
-    def fold(ahead: Numbers, law: Numbers, parts: Slopes, value: int, result: Numbers) -> None:
+    def fold(ahead: Numbers, law: Numbers, parts: Slopes, value: int, after_it: Numbers) -> None:
         """Add the parts of one more draft that are worth at least `value` to a law of parts ahead, below one unit."""
         for some in range(PARTS):
-            result[some] = 0.0
+            after_it[some] = 0.0
         before = 1.0
         for more in range(PARTS + 1):
             after = 0.0
@@ -136,109 +100,131 @@ def _responses(chances: Numbers, slopes: Slopes) -> Numbers:
                 after = law[min(parts[more] - value, len(law) - 1)]
             if before > after:
                 for some in range(PARTS - more):
-                    result[some + more] += ahead[some] * (before - after)
+                    after_it[some + more] += ahead[some] * (before - after)
             before = after
             if after <= 0:
                 break
 
-    count, top = len(chances), chances.shape[1] - 1
-    response = np.zeros((count, top + 2))
-    left, right, room = np.zeros((count + 1, PARTS)), np.zeros((count + 1, PARTS)), np.zeros(PARTS)
+    count = len(kinds)
+    result[:] = 0.0
+    left, right = np.zeros((count + 1, PARTS)), np.zeros((count + 1, PARTS))
     left[0, 0] = right[count, 0] = 1.0
-    for value in range(1, top + 1):
+    for value in range(1, chances.shape[1]):
         for draft in range(count - 1):
-            fold(left[draft], chances[draft], slopes[draft], value, left[draft + 1])
+            fold(left[draft], chances[kinds[draft]], slopes[draft], value, left[draft + 1])
         for draft in range(count - 1, 0, -1):
-            fold(right[draft + 1], chances[draft], slopes[draft], value + 1, right[draft])
+            fold(right[draft + 1], chances[kinds[draft]], slopes[draft], value + 1, right[draft])
         for draft in range(count):
-            total = 0.0
+            room = 0.0
             for parts in range(PARTS):
                 for before in range(parts + 1):
-                    total += left[draft, before] * right[draft + 1, parts - before]
-                room[parts] = total
-            for part in range(PARTS):
-                if slopes[draft, part] >= value:
-                    response[draft, slopes[draft, part] - value] += room[PARTS - 1 - part] / PARTS
-    return response
+                    room += left[draft, before] * right[draft + 1, parts - before]
+                slope = slopes[draft, PARTS - 1 - parts]
+                if slope >= value:
+                    result[kinds[draft], slope - value] += room / PARTS
 
 
 @compiled
-def _sweep(
+def _chances(rows: Numbers, nodes: Places, prices: Numbers, left_out: int, result: Numbers) -> None:
+    """Compute Pr[the price of a draft's token is at most x], x = 0..top, for each row, without the token left out."""
+    result[:] = 0.0
+    top = result.shape[1] - 1
+    for row in range(len(rows)):
+        for token in range(rows.shape[1]):
+            if token != left_out:
+                price = prices[nodes[row], token]
+                below = min(int(price), top - 1)
+                result[row, below] += rows[row, token] * (1 - price + below)
+                result[row, below + 1] += rows[row, token] * (price - below)
+        for price in range(top):
+            result[row, price + 1] += result[row, price]
+
+
+@compiled
+def _swept(
     rows: Numbers,
+    nodes: Places,
+    kinds: Places,
     slopes: Slopes,
     mass: Numbers,
-    below: Places,
-    above: Numbers,
-    second: Numbers,
-    weighted: Numbers,
-    response: Numbers,
+    prices: Numbers,
     heavy: int,
-) -> tuple[Places, Numbers, Numbers, float]:
-    """Return the prices at which each token's mass is used up, how often it is taken at the old ones, and the move.
+    sweeps: int,
+    accuracy: float,
+) -> Numbers:
+    """Move prices until each token's mass is used up; return how often it is taken at the last ones.
 
-    Args:
-        rows: the draft rows.
-        slopes: what the parts of the drafts bring.
-        mass: how often each token may be taken.
-        below: the old prices of all tokens, in whole steps.
-        above: the probability of one step more.
-        second: the chances of the second draft's prices, for two distinct drafts.
-        weighted: those of the first, row / (1 - row) in place of the row.
-        response: what drafts expect, for independent ones.
-        heavy: the likeliest token of distinct drafts, which is left out of both so that its complement, which may be
-            tiny, is never a difference; -1 where drafts are independent.
+    `heavy` is the likeliest token of two distinct drafts, which is kept apart from the others; -1 if drafts are
+    independent. The rows of distinct drafts are the odds and the chances of one row: the first draft meets the second
+    with the second's chance, the second the first with the first's odds, chance / (1 - chance).
     """
+    top = slopes[:, 0].max()
+    chances, tables = np.zeros((len(rows), top + 1)), np.zeros((max(len(rows), 5), top + 2))
+    taken, moved = np.zeros(mass.shape), prices.copy()
 
-    def mine(token: int, gap: int) -> float:
-        """Return the chance that a token's price is above a step."""
-        if gap < 0 or below[token] > gap:
-            return 1.0
-        return above[token] if below[token] == gap else 0.0
+    def free(law: Numbers, price: float, much: float, draft: int, own: int) -> float:
+        """Return the share for which one of two distinct drafts finds room at a price of its own token.
 
-    rest = rows[0, :heavy].sum() + rows[0, heavy + 1 :].sum() if heavy >= 0 else 0.0
+        The other's price has the law `law`, a sum of chances, and besides `price` with the chance `much`. It leaves no
+        room for a part at or below a gap that depends on the part.
+        """
+        total = 0.0
+        for part in range(PARTS):
+            value = slopes[draft, part] - own
+            if value < 1:
+                break
+            gap = slopes[1 - draft, PARTS - 1 - part] - value - (1 - draft)
+            if gap < 0:
+                total += law[top] + much
+            else:
+                total += law[top] - law[min(gap, top)] + much * min(max(price - gap, 0.0), 1.0)
+        return total / PARTS
 
-    def expected(token: int, price: int) -> float:
-        """Return how often a token is taken if its own price is `price`."""
+    def expected(node: int, token: int, at: int) -> float:
+        """Return how often a token is taken if its own price is `at`, and all others have theirs."""
         total = 0.0
         if heavy < 0:
-            for draft in range(len(rows)):
-                total += rows[draft, token] * response[draft, price]
+            for row in range(len(rows)):
+                if nodes[row] == node:
+                    total += rows[row, token] * tables[row, at]
             return total
-        own, most = rows[0, token], rows[0, heavy]
         for draft in range(2):
-            law = second if draft == 0 else weighted
-            for part in range(PARTS):
-                value = slopes[draft, part] - price
-                if value < 1:
-                    break
-                gap = (
-                    slopes[1 - draft, PARTS - 1 - part] - value - (1 - draft)
-                )  # at such prices the other leaves no room
-                free = law[-1] - (law[min(gap, len(law) - 1)] if gap >= 0 else 0.0)
-                if token != heavy:
-                    self, much = (own, most) if draft == 0 else (own / (1 - own), most / rest if rest > 0 else 0.0)
-                    free += much * mine(heavy, gap) - self * mine(token, gap)
-                    total += (own / (1 - own) if draft == 0 else own) * max(free, 0.0) / PARTS
-                elif rest > 0:
-                    total += (own / rest if draft == 0 else own) * max(free, 0.0) / PARTS
+            room = tables[draft + 2, at] if token == heavy else tables[draft, at]
+            if token != heavy and rows[1 - draft, token] > 0:  # none meets its own token
+                room -= rows[1 - draft, token] * free(tables[4], prices[0, token], 1.0, draft, at)
+            total += rows[draft, token] * max(room, 0.0)
         return total
 
-    size, furthest = rows.shape[1], 0.0
-    new_below, new_above, taken = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
-    for token in range(size):
-        taken[token] = expected(token, below[token]) * (1 - above[token])
-        if above[token] > 0:
-            taken[token] += expected(token, below[token] + 1) * above[token]
-        low, high, much, little = 0, len(second) - 1, expected(token, 0), 0.0
-        if much > mass[token]:
-            while high - low > 1:
-                middle = (low + high) // 2
-                found = expected(token, middle)
-                if found >= mass[token]:
-                    low, much = middle, found
-                else:
-                    high, little = middle, found
-            new_below[token] = low
-            new_above[token] = (much - mass[token]) / (much - little) if much > little else 0.0
-        furthest = max(furthest, abs(new_below[token] + new_above[token] - below[token] - above[token]))
-    return new_below, new_above, taken, furthest
+    for sweep in range(sweeps + 1):
+        _chances(rows, nodes, prices, heavy, chances)
+        if heavy < 0:
+            _responses(chances, kinds, slopes, tables)
+        else:
+            for draft in range(2):
+                other, much = chances[1 - draft], rows[1 - draft, heavy]
+                for at in range(top + 1):
+                    tables[draft, at] = free(other, prices[0, heavy], much, draft, at)
+                    tables[draft + 2, at] = free(other, 0.0, 0.0, draft, at)
+        missing = total = 0.0
+        for node in range(mass.shape[0]):
+            for token in range(mass.shape[1]):
+                price, most = prices[node, token], mass[node, token]
+                at = min(int(price), top - 1)
+                here = expected(node, token, at)
+                after = expected(node, token, at + 1)
+                found = taken[node, token] = here + (after - here) * (price - at)
+                total += min(found, most)
+                missing += max(found - most, price * (most - found) / STEPS)
+                while after >= most and at < top - 1:
+                    at, here = at + 1, after
+                    after = expected(node, token, at + 1)
+                while here < most and at > 0:
+                    at, after = at - 1, here
+                    here = expected(node, token, at)
+                excess = max(here - most, 0.0)
+                moved[node, token] = at + (min(excess / (here - after), 1.0) if here > after else 0.0)
+        if missing <= accuracy * total:
+            break
+        if sweep < sweeps:
+            prices[:] = moved
+    return taken

@@ -14,8 +14,8 @@ from polydraft.schemes import Draws, Scheme, set_law_of
 from polydraft.theory import inclusion
 from polydraft.trees import Draft
 from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
-from polydraft.verifiers.selection.value_curves import slopes_of
-from polydraft.verifiers.selection.valued_shares import STEPS, Slopes, settled
+from polydraft.verifiers.selection.value_curves import curves_of
+from polydraft.verifiers.selection.valued_shares import STEPS, Drafted, Slopes, settled
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ def dual_values(
     shape = draft.planned
     if shape is None or shape.depth != draft.tree.topology.height:
         raise InvalidParameter("The bound needs trees whose whole shape was planned before they were drawn.")
-    tables, kinds = slopes_of(shape, shape.max_children)
+    curves = curves_of(shape)
     usual = [max(zip(level, nodes, strict=False)) for level, nodes in zip(shape.counts, shape.levels, strict=False)]
-    slopes = [tables[kinds[node]][:count] for count, node in usual]
-    parents = {*shape.parents}
+    slopes = [curves[[child for child, parent in enumerate(shape.parents) if parent == node]] for _, node in usual]
     inner = [sum(shape.parents[child] == node for child in parents if child > 0) for _, node in usual]
     pricing = _Pricing(scheme, slopes, [max(1, count) for count in inner], family, {})
     target = to_atoms(target_probs, draft.shortlist)
@@ -132,12 +131,13 @@ class _Pricing:
             raise InvalidParameter(
                 "The bound needs draft rows at all nodes above the last depth, also at leaves there; one has none."
             )
-        rows = np.ascontiguousarray((rows / rows.sum(axis=-1, keepdims=True))[np.arange(len(slopes)) % len(rows)])
-        successive = set_law_of(self.scheme).draws is Draws.SUCCESSIVE
+        rows, count = rows / rows.sum(axis=-1, keepdims=True), len(slopes)
+        distinct = set_law_of(self.scheme).draws is Draws.SUCCESSIVE and count == 2
+        drafted = Drafted(rows, np.zeros(len(rows), dtype=np.int64), np.arange(count) % len(rows), distinct)
         mass = scale**self.family.damping * target
-        prices, taken = settled(rows, slopes, mass, distinct=successive and len(slopes) == 2)
+        prices, taken = (table[0] for table in settled(drafted, slopes, mass[None]))
         own = tensor(rows if self.scheme.several_rows else rows[0])
         drawn = numbers(inclusion(self.scheme, own, torch.tensor(self.inner[depth])))
         share = np.minimum(taken, mass) / np.where(drawn > 0, drawn, 1.0)
         factor = 1.0 if depth == 0 else self.family.factor
-        return (prices.below + prices.above) * (factor / STEPS), share
+        return prices * (factor / STEPS), share

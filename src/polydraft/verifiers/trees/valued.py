@@ -1,14 +1,14 @@
-"""Shares by value: from the leaves up, a child with drafts below it gets more of its node than a leaf does."""
+"""Shares by value: a child with drafts below it gets more than a leaf does, and all nodes of a level share one unit."""
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.probs import Noise, normalised, without
+from polydraft.probs import Noise, sample, sent
 from polydraft.schemes import (
     IID,
     Draws,
@@ -22,37 +22,43 @@ from polydraft.schemes import (
     require_scheme,
     set_law_of,
 )
-from polydraft.trees import Draft, TreeShape, Verdict
+from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.nodes.optimal import Optimal
-from polydraft.verifiers.outcome_law import DraftRows, Drafts, Rate, Row, at_draft, divided, lone_draft, present
+from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.selection.ordered import certain_tokens
-from polydraft.verifiers.selection.rule import Numbers, Places, node_by_node
-from polydraft.verifiers.selection.value_curves import slopes_of
-from polydraft.verifiers.selection.valued_shares import STEPS, Slopes, settled, shares_at
-from polydraft.verifiers.trees.lifts import Division, FromLeaves, PathLaw, divided_by, first_success, share_of, trials
+from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
+from polydraft.verifiers.selection.value_curves import curves_of
+from polydraft.verifiers.selection.valued_shares import STEPS, Drafted, Slopes, settled, shares_at
+from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, emit, listed_atoms, path_to
+from polydraft.verifiers.trees.lifts import settled as settled_verdict
 
 SCHEMES = (IID, WithoutReplacement, TopThenIID, TopThenSample, TopK, Given, Product)
 
 
 @dataclass(frozen=True)
-class Valued(FromLeaves):
+class Valued:
     """Give children shares by what their shares bring, kept drafts below included.
 
-    Rule: the lift from the leaves up (`BottomUp`), with shares x_r of a node's drafted children r that maximise
+    Problem: each node v has a probability a(v), its *scale*, with which the path stands at v when the drafts down to
+    v's level are known. Some of the next drafts are looked at together, all below one level where they are independent.
+    They get shares x of the whole unit, which also the paths that ended elsewhere give up for them:
 
-        E[sum_r x_r + h_r(x_r)],    sum_r x_r <= 1,    E[shares of a token] <= scale * target(token),
+        maximise  E[sum_r x_r + h_r(x_r)],    sum_r x_r <= 1,    E[shares of token c below v] <= a(v) target_v(c),
 
-    where h_r is 0 for a leaf and a concave curve for a child with children, guessed from the shape below it (`curve`).
-    Prices of tokens solve it (`settled`). Where no child has children, and where the shapes below three or more are
-    alike, shares are those of `Optimal`. Without replacement and
-    with three children or more, the first child is tried against its own row as in `TraversalVerification` if it alone
-    has children, and the others after it by `Optimal` on the row without it. Both copies of a repeated token have
-    shares, each with its own subtree, unless the target is certain of it.
+    with h_r 0 for a leaf and a concave curve for a child with children, guessed from the shape below it (`curve`).
+    Rule: prices of tokens solve it (`settled`). With G the sum of the shares and K its mean over these drafts, what v
+    keeps for itself is (a(v) - v's part of K) (1 - G) / (1 - K), and every other scale is multiplied by
+    (1 - G) / (1 - K). Behind v the mass that its children left is emitted.
+    Where all children of one node are leaves, shares are those of `Optimal`. Successive drafts are looked at node by
+    node where a node has several: two together; of more, the first apart if it has most below it, as in
+    `TraversalVerification`, else all by `Optimal`. Both copies of a repeated token have shares, each with its own
+    subtree, unless the target is certain of it.
     Scheme: independent drafts, also with certain ones before them or of several rows; successive ones; certain ones.
-    Exactness: as `BottomUp`, for any curves: shares depend on the node's row, its drafts, its scale and the shape that
-    was planned before the first draft was drawn (`Draft.planned`), never on what was drawn below. Trees whose shape
-    follows from their drafts are divided as by `Optimal`.
-    Cost: prices node by node on the host, at most 40 sweeps over K tokens.
+    Exactness: scales are right on average over the drafts that are looked at, whatever came before, so the path ends
+    at v, or goes on below it, with a(v) on average and a text that follows the target. h_r may be any curve that was
+    fixed with the shape before the first draft was drawn (`Draft.planned`); trees whose shape follows from their drafts
+    are verified by `BottomUp(Optimal)`, of several rows by `BottomUp(Race)`.
+    Cost: prices are found on the host, at most 40 sweeps over a level's tokens.
     Acceptance: that of `theory.tree_optimum` on one level and on chains; see docs/theory/optimum.md for trees.
     Source: our own.
 
@@ -68,103 +74,199 @@ class Valued(FromLeaves):
     def __post_init__(self) -> None:
         require_scheme(self.scheme, SCHEMES, "The rule of shares by value")
 
-    def tried(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
-        """Toss the coins of the trees' nodes."""
-        tables, kinds = _kinds_of(draft)
-        return first_success(
-            trials(draft, target_probs, partial(self.divide, tables=tables), kinds), draft, target_probs, noise
-        )
+    def verify(self, draft: Draft, target_probs: Float[Tensor, "b n V"], noise: Noise) -> Verdict:
+        """Draw the node where the path ends, and what follows it."""
+        verdict = settled_verdict(self, draft, target_probs, noise)
+        if verdict:
+            return verdict
+        if _unplanned(draft):
+            return self._of_nodes.tried(draft, target_probs, noise)
+        law, uniforms = self.path_law(draft, target_probs), sent(noise.uniform(3), target_probs.device)
+        end, rows = sample(law.end, uniforms[:, 2]), torch.arange(len(target_probs), device=target_probs.device)
+        atom = sample(law.rest[rows, end], uniforms[:, 1])
+        next_token = emit(draft.shortlist, target_probs, end, atom, uniforms[:, 0])
+        return Verdict(path_to(draft.tree, end), draft.tree.depth[rows, end], next_token)
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
-        tables, kinds = _kinds_of(draft)
-        found = trials(draft, target_probs, partial(self.divide, tables=tables), kinds)
-        return found.law(draft.tree.topology.post_order)
+        if _unplanned(draft) or draft.planned is None:
+            return self._of_nodes.path_law(draft, target_probs)
+        table = listed_atoms(draft, target_probs).double()
+        padded = torch.nn.functional.pad(draft.probs, (0, 1))
+        given = zip(
+            numbers(padded), numbers(table), integers(draft.drafted_atoms()), integers(draft.tree.children), strict=True
+        )
+        curves, known, levels = curves_of(draft.planned), {}, draft.planned.levels[: draft.tree.topology.height]
+        walks = [_Walk(self.scheme, curves, *row, known) for row in given]
+        for walk in walks:
+            for nodes in levels:
+                walk.go_down(nodes)
+        end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
+        return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
 
-    def divide(
+    @property
+    def _of_nodes(self) -> BottomUp:
+        return BottomUp(Race(self.scheme) if self.scheme.several_rows else Optimal(self.scheme))
+
+
+def _unplanned(draft: Draft) -> bool:
+    return draft.planned is None or draft.planned.size < draft.tree.tokens.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Siblings:
+    """Drafts of one node that are looked at together.
+
+    Args:
+        node: their parent.
+        children: their nodes.
+        atoms: their places in the node's list.
+        rows: the node's draft row or rows, without what was drawn and looked at before.
+    """
+
+    node: int
+    children: Places
+    atoms: Places
+    rows: Numbers
+
+
+class _Walk:
+    """The scales of one tree's nodes and the law behind each, as far as its drafts were looked at.
+
+    Args:
+        scheme: how the drafts were drawn.
+        curves: the slopes of each node's share.
+        draft: the draft rows "n *J A".
+        target: the target rows "n A".
+        atoms: the drafts' places in their node's list, "n k".
+        children: their nodes, -1 where they are absent, "n k".
+        known: shares that were computed for other trees.
+    """
+
+    def __init__(
         self,
-        drafts: Drafts,
-        draft_probs: DraftRows,
-        target_probs: Row,
-        scale: Rate,
-        kinds: Int[Tensor, "*b"],
-        *,
-        tables: tuple[Slopes, ...],
-    ) -> Division:
-        """Divide the mass of nodes, those of one kind together."""
-        parts = Division(torch.zeros_like(drafts, dtype=scale.dtype), torch.zeros_like(target_probs), scale.clone())
-        for kind, table in enumerate(tables):
-            own: Bool[Tensor, "*b"] = kinds == kind
-            found = self._divided(table, drafts[own], draft_probs[own], target_probs[own], scale[own])
-            for whole, part in zip(parts, found, strict=True):
-                whole[own] = part
-        return parts
+        scheme: Scheme,
+        curves: Slopes,
+        draft: Numbers,
+        target: Numbers,
+        atoms: Places,
+        children: Places,
+        known: "dict[tuple[bytes, ...], tuple[Numbers, Numbers]]",
+    ) -> None:
+        self.scheme, self.curves, self.known = scheme, curves, known
+        self.draft, self.atoms, self.children = draft, atoms, children
+        self.left, self.scale = target.copy(), np.zeros(len(target))
+        self.scale[0] = 1
 
-    def _divided(
-        self, slopes: Slopes, drafts: Drafts, draft_probs: DraftRows, target_probs: Row, scale: Rate
-    ) -> Division:
-        mass, width = scale.unsqueeze(-1) * target_probs, drafts.shape[-1]
+    def go_down(self, nodes: Sequence[int]) -> None:
+        """Look at the children of all nodes of a level."""
+        groups = list[_Siblings]()
+        for node in nodes:
+            there = self.children[node] >= 0
+            if there.any():
+                groups.append(
+                    _Siblings(node, self.children[node][there], self.atoms[node][there], self.draft[node])
+                )
+        for together in self._stages(groups):
+            self._look_at(together)
+
+    def _stages(self, groups: list[_Siblings]) -> Iterator[list[_Siblings]]:
+        """Return which drafts are looked at together; of successive ones, one of each node that has one."""
+        if set_law_of(self.scheme).draws is not Draws.SUCCESSIVE:
+            groups, together = [], groups
+        else:
+            together = [one for one in groups if len(one.children) == 1]
+            groups = [one for one in groups if len(one.children) > 1]
+        if together:
+            yield together
+        for one in groups:
+            yield from self._apart(one)
+
+    def _apart(self, one: _Siblings) -> Iterator[list[_Siblings]]:
+        worth = self.curves[one.children].sum(axis=-1)
+        if len(worth) > 2 and worth[0] > worth[1:].min() and worth[0] == worth.max():
+            yield [_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)]
+            rest = one.rows.copy()
+            rest[one.atoms[0]] = 0
+            total = rest.sum()
+            one = _Siblings(one.node, one.children[1:], one.atoms[1:], rest / total if total > 0 else rest)
+            yield from self._apart(one)
+        else:
+            yield [one]
+
+    def _look_at(self, together: list[_Siblings]) -> None:
+        """Move scales to some drafts, and to their nodes' and all others what is left."""
+        nodes = [one.node for one in together]
+        mass = self.scale[nodes, None] * self.left[nodes]
+        shares, accepted = self._shared(together, mass)
+        kept, mean = shares.sum(), accepted.sum()
+        rest = mass - accepted
+        self.scale[nodes] = rest.sum(axis=-1)
+        self.scale *= max(1 - kept, 0) / (1 - mean) if mean < 1 else 0.0
+        self.scale[np.concatenate([one.children for one in together])] = shares
+        total = rest.sum(axis=-1, keepdims=True)
+        self.left[nodes] = np.where(total > 0, rest / np.where(total > 0, total, 1), self.left[nodes])
+
+    def _shared(self, together: list[_Siblings], mass: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shares of some drafts, node by node, and how often each atom of their nodes is accepted."""
+        first, count = together[0], sum(len(one.children) for one in together)
+        slopes = self.curves[np.concatenate([one.children for one in together])]
+        if count == 1:
+            return _alone(self.scheme, first, mass)
+        alike = bool((slopes == slopes[0]).all())
         successive = set_law_of(self.scheme).draws is Draws.SUCCESSIVE
-        alone = lone_draft(self.scheme, drafts, draft_probs, mass)
-        if alone:
-            return divided_by(*alone, mass, scale)
-        alike = bool((slopes[:width] == slopes[0]).all())
-        if not self.scheme.several_rows and alike and (slopes[0, 0] == STEPS or width > 2):
-            return divided_by(*divided(Optimal(self.scheme), drafts, draft_probs, mass), mass, scale)
-        if successive and width > 2:
-            return self._first_apart(slopes, drafts, draft_probs, mass, scale)
-        rule = partial(self._at_node, slopes)
-        return divided_by(*node_by_node(rule, draft_probs, mass, present(drafts), drafts), mass, scale)
-
-    def _first_apart(self, slopes: Slopes, drafts: Drafts, law: Row, mass: Row, scale: Rate) -> Division:
-        """Try the first draft against its own row; if it fails, the others have what its failure leaves."""
-        if slopes[0].sum() < slopes[1:].sum(axis=-1).max():
-            return divided_by(*divided(Optimal(self.scheme), drafts, law, mass), mass, scale)
-        first = drafts[..., 0]
-        there = (first >= 0).unsqueeze(-1)
-        share = share_of(at_draft(mass, first), at_draft(law, first)).unsqueeze(-1) * there
-        left = (mass - law).clamp_min(0)
-        failed = left.sum(dim=-1) + 1 - scale
-        mass = torch.where(there, share_of(left, failed.unsqueeze(-1)), mass)
-        scale = torch.where(there.squeeze(-1), mass.sum(dim=-1), scale)
-        others = normalised(without(law, first.unsqueeze(-1)), law)
-        part = self._divided(slopes[1:], drafts[..., 1:], others, mass, torch.ones_like(scale))
-        return Division(torch.cat([share, part.children], dim=-1), part.rest, scale)
-
-    def _at_node(
-        self, slopes: Slopes, row: Numbers, mass: Numbers, count: int, drafts: Places
-    ) -> tuple[Numbers, Numbers]:
-        """Return the shares of a node's drafts and how often each atom is accepted on average."""
-        drawn, parts = drafts[:count], slopes[:count]
-        successive = set_law_of(self.scheme).draws is Draws.SUCCESSIVE
-        prices, taken = settled(self._laws(row, drawn), parts, mass, distinct=successive and count > 1)
-        accepted, shares = np.minimum(taken, mass), np.zeros(len(drafts))
-        kept = accepted[drawn] / np.where(taken[drawn] > 0, taken[drawn], 1.0)
-        shares[:count] = shares_at(prices, parts, drawn) * kept
-        if np.count_nonzero(mass) == 1:  # of a certain token the first copy is kept, as `certain_verdict` says
-            own = int((mass[drawn] > 0).argmax())
-            shares[own], shares[own + 1 :] = shares.sum(), 0.0
+        if len(together) == 1 and not self.scheme.several_rows:
+            if (alike and slopes[0, 0] == STEPS) or (successive and count > 2):
+                shares, accepted = Optimal(self.scheme).at_node(first.rows, mass[0], count, first.atoms)
+                return _onto_first(shares, first.atoms), accepted[None]
+        drafted = _laws(self.scheme, together)
+        drafted = replace(drafted, distinct=successive and len(together) == 1)
+        key = tuple(table.tobytes() for table in (drafted.rows, slopes, mass))
+        if key not in self.known:
+            self.known[key] = settled(drafted, slopes, mass)
+        prices, taken = self.known[key]
+        accepted = np.minimum(taken, mass)
+        at = np.repeat(np.arange(len(together)), [len(one.atoms) for one in together])
+        atoms = np.concatenate([one.atoms for one in together])
+        often = taken[at, atoms]
+        shares = shares_at(prices[at, atoms], slopes) * accepted[at, atoms] / np.where(often > 0, often, 1)
+        for place in np.flatnonzero((mass > 0).sum(axis=-1) == 1):
+            # of a certain token the first copy is kept, as `certain_verdict` says
+            own = np.flatnonzero(at == place)
+            hit = own[mass[place, atoms[own]] > 0][:1]
+            shares[hit], shares[np.setdiff1d(own, hit)] = shares[own].sum(), 0.0
         return shares, accepted
 
-    def _laws(self, row: Numbers, drawn: Places) -> Numbers:
-        """Return the law of each draft: its row, without the tokens that are certain, which are the first drafts."""
-        count = len(drawn)
-        if self.scheme.several_rows:
-            rows = row[np.arange(count) % len(row)]
-        else:
-            certain = certain_tokens(self.scheme, row, count)
-            rows = np.where(certain, 0.0, row)[None].repeat(count, axis=0)
-            first = int(certain.sum())
-            rows[:first] = 0.0
-            rows[np.arange(first), drawn[:first]] = 1.0
-        return rows / rows.sum(axis=-1, keepdims=True)
+
+def _alone(scheme: Scheme, one: _Siblings, mass: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the share of one draft and what is accepted of each atom: the best coupling, or the mass of a certain one."""
+    atom, row = int(one.atoms[0]), one.rows.reshape(-1, one.rows.shape[-1])[0]
+    accepted = np.zeros_like(mass)
+    if scheme.lone_draft_is_drawn:
+        np.minimum(mass, row / row.sum(), out=accepted)
+        chance = row[atom] / row.sum()
+        return np.array([min(mass[0, atom] / chance, 1.0) if chance > 0 else 0.0]), accepted
+    accepted[0, atom] = mass[0, atom]
+    return mass[0, atom : atom + 1].copy(), accepted
 
 
-def _kinds_of(draft: Draft) -> tuple[tuple[Slopes, ...], Int[Tensor, " n"]]:
-    """Return the tables of slopes that nodes of the planned shape have, and each node's; those of leaves if unknown."""
-    nodes, shape = draft.tree.tokens.shape[-1], draft.planned
-    if shape is None or shape.size < nodes:
-        shape = TreeShape(())
-    tables, kinds = slopes_of(shape, max(draft.tree.topology.width, shape.max_children))
-    number = torch.tensor((*kinds, *(0,) * nodes)[:nodes], device=draft.tree.tokens.device)
-    return tables, number
+def _onto_first(shares: Numbers, atoms: Places) -> Numbers:
+    """Add the shares of a repeated token up at its first copy."""
+    first = (atoms[:, None] == atoms).argmax(axis=-1)
+    return np.bincount(first, weights=shares, minlength=len(shares))
+
+
+def _laws(scheme: Scheme, together: list[_Siblings]) -> Drafted:
+    """Return the laws of drafts: their row, without the tokens that are certain, which are the first drafts."""
+    rows, nodes, kinds = list[Numbers](), list[int](), list[int]()
+    for place, one in enumerate(together):
+        count, start = len(one.atoms), len(rows)
+        table = one.rows.reshape(-1, one.rows.shape[-1])
+        certain = certain_tokens(scheme, table[0], count) if not scheme.several_rows else table[0] < 0
+        fixed = int(certain.sum())
+        rows.extend(np.eye(1, len(certain), atom)[0] for atom in one.atoms[:fixed].tolist())
+        drawn = np.where(certain, 0.0, table)[: count - fixed]
+        rows.extend(drawn / drawn.sum(axis=-1, keepdims=True))
+        nodes.extend([place] * (len(rows) - start))
+        kinds.extend([*range(start, start + fixed), *(start + fixed + i % len(drawn) for i in range(count - fixed))])
+    return Drafted(np.stack(rows), np.array(nodes), np.array(kinds))
