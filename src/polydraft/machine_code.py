@@ -25,8 +25,8 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 
     Divisions by zero give infinities, as in NumPy. The machine code is kept on disk where that can be written to, so
     that other processes load it. The compiler is not imported before it is needed: most programs call none of these
-    functions. What a signal's handler raises in machine code, such as KeyboardInterrupt, is raised as it is. It may call
-    compiled functions of its own file.
+    functions. What a signal's handler raises in machine code, such as KeyboardInterrupt, is raised as it is. Compiled
+    functions of one file may call each other.
     """
     own = inspect.unwrap(function)  # without what a type checker has put around it
 

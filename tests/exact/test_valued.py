@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
 
 import numpy as np
 import pytest
@@ -20,11 +19,9 @@ from polydraft.probs import Noise
 from polydraft.schemes import (
     IID,
     ConditionalPoisson,
-    Given,
     Product,
     Scheme,
     SpecHub,
-    TopK,
     TopThenIID,
     TopThenSample,
     WithoutReplacement,
@@ -33,13 +30,19 @@ from polydraft.schemes import (
 from polydraft.theory import tree_optimum
 from polydraft.trees import BestFirst, Chain, Draft, Fixed, TreeShape, Widths, grow
 from polydraft.verifiers import BlockVerification, BottomUp, Optimal, TraversalVerification, Valued
-from polydraft.verifiers.selection.value_curves import LEAF, curve, slopes_of
-from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, settled, shares_at
+from polydraft.verifiers.selection import valued_shares
+from polydraft.verifiers.selection.value_curves import LEAF, curve, curves_of
+from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, Drafted, settled, shares_at
+from polydraft.verifiers.trees.valued import SCHEMES as KINDS
+from polydraft.verifiers.trees.valued import _Walk
 
-SCHEMES: list[Scheme] = [
-    *(IID(), WithoutReplacement(), TopThenIID(1), TopThenSample(), TopK(), Given(), Product()),
-]
-MORE = {**SHAPES, "3 then 2,1,0": TreeShape(((3,), (2, 1))), "2,1 then 1": TreeShape(((2,), (1, 1), (1,)))}
+SCHEMES: list[Scheme] = [kind(1) if kind is TopThenIID else kind() for kind in KINDS]
+MORE = {
+    **SHAPES,
+    "3 then 2,1,0": TreeShape(((3,), (2, 1))),
+    "2,1 then 1": TreeShape(((2,), (1, 1), (1,))),
+    "2 then 1,2": TreeShape(((2,), (1, 2))),
+}
 each_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda one: one.name)
 INNER = curve(((),))
 
@@ -109,36 +112,57 @@ class Node:
             limits[s, column] = limits[len(drafts) + drafts[s][r], column] = 1
         value = [-self.slopes[r, u] / STEPS for _, r, u in places]
         most = [(0, chance[s] / PARTS) for s, _, _ in places]
-        return -linprog(value, limits, [*chance, *self.target.tolist()], bounds=most, method="highs").fun
+        exact = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+        masses = [*chance, *self.target.tolist()]
+        return -linprog(value, limits, masses, bounds=most, method="highs", options=exact).fun
 
     def reached(self) -> float:
-        """Return the value of the shares that the rule gives, and check what it says of their average."""
-        rule, drafts = Valued(self.scheme), self.outcomes[0].numpy()
-        taken, total = np.zeros(len(self.target)), 0.0
+        """Return the value of the shares that the rule gives, and check that they are right on average."""
+        drafts, count = self.outcomes[0].numpy(), len(self.slopes)
+        taken, total, known = np.zeros(len(self.target)), 0.0, {}
+        curves, child = np.concatenate([self.slopes[:1], self.slopes]), np.arange(1, count + 1)[None]
         for own, chance in zip(drafts, self.outcomes[1].tolist(), strict=True):
-            given_rows = self.draft.numpy(), self.target.numpy(), len(own), own
-            shares, accepted = rule._at_node(self.slopes, *given_rows)
-            assert shares.sum() < 1 + 1e-9 and (shares >= 0).all()
+            rows, table = self.draft.numpy()[None], self.target.numpy()[None].repeat(count + 1, 0)
+            walk = _Walk(self.scheme, curves, rows, table, own[None], child, known)
+            walk.go_down([0])
+            shares = walk.scale[1:]
+            assert abs(walk.scale.sum() - 1) < 1e-9 and (walk.scale >= 0).all()
             np.add.at(taken, own, chance * shares)
             parts = np.clip(shares[:, None] - np.arange(PARTS) / PARTS, 0, 1 / PARTS)
             total += chance * float((parts * self.slopes).sum()) / STEPS
-        np.testing.assert_allclose(taken, accepted, rtol=0, atol=1e-12)
-        assert (accepted <= self.target.numpy() + 1e-12).all()
+        assert (taken <= self.target.numpy() + 1e-12).all()
+        if count < 3 or self.scheme != WithoutReplacement():
+            np.testing.assert_allclose(taken + (1 - taken.sum()) * walk.left[0], self.target, rtol=0, atol=1e-12)
         return total
 
 
-@pytest.mark.parametrize("children", [(INNER, LEAF), (INNER, INNER), (LEAF, INNER), (INNER, LEAF, LEAF)], ids=str)
-@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopThenSample(), Product()], ids=lambda one: one.name)
-def test_shares_are_within_half_a_percent_of_the_best(scheme: Scheme, children: tuple[tuple[int, ...], ...]):
-    """Mean over worlds, and none far off; three drafts without replacement go another way."""
+CHILDREN = [(INNER, LEAF), (INNER, INNER), (LEAF, INNER), (INNER, LEAF, LEAF), (INNER, INNER, INNER)]
+each_node = pytest.mark.parametrize("children", CHILDREN, ids=str)
+each_drawn = pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopThenSample(), Product()], ids=str)
+
+
+def worlds_of(scheme: Scheme, children: tuple[tuple[int, ...], ...], seeds: range) -> list[Node]:
     if len(children) > 2 and scheme == WithoutReplacement():
-        pytest.skip("the first draft is tried apart")
-    shares = []
-    for seed in range(4):
-        world = DeepWorld.random(seed, 5 if len(children) == 2 else 4)
-        node = Node(scheme, world.target[0], world.drafts_of(scheme)[0], np.array(children))
-        shares.append(node.reached() / node.best())
-    assert max(shares) < 1 + 1e-9 and np.mean(shares) > 0.995 and min(shares) > 0.98
+        pytest.skip("the first draft is looked at apart, or the rule is the optimal one")
+    made = [DeepWorld.random(seed, 5 if len(children) == 2 else 4) for seed in seeds]
+    return [Node(scheme, world.target[0], world.drafts_of(scheme)[0], np.array(children)) for world in made]
+
+
+@each_node
+@each_drawn
+def test_shares_are_the_best_of_all(scheme: Scheme, children: tuple[tuple[int, ...], ...], monkeypatch):
+    """With sweeps to their end, the program of a node is reached up to rounding."""
+    monkeypatch.setattr(valued_shares, "SWEEPS", 20_000)
+    monkeypatch.setattr(valued_shares, "SETTLED", 1e-12)
+    for node in worlds_of(scheme, children, range(3)):
+        assert node.reached() == pytest.approx(node.best(), abs=1e-9)
+
+
+@each_node
+@each_drawn
+def test_shares_are_near_the_best_after_the_sweeps_of_a_step(scheme: Scheme, children: tuple[tuple[int, ...], ...]):
+    shares = [node.reached() / node.best() for node in worlds_of(scheme, children, range(8))]
+    assert max(shares) < 1 + 1e-9 and np.mean(shares) > 0.9997 and min(shares) > 0.998
 
 
 def test_prices_settle_for_many_tokens():
@@ -146,13 +170,12 @@ def test_prices_settle_for_many_tokens():
     stream = np.random.default_rng(0)
     logits = stream.normal(size=64) * 2
     draft, target = (np.exp(one) / np.exp(one).sum() for one in (logits, logits + stream.normal(size=64)))
-    slopes = np.array([INNER, LEAF])
+    slopes, same = np.array([INNER, LEAF]), np.zeros(2, dtype=np.int64)
     for distinct in (False, True):
-        prices, taken = settled(draft[None].repeat(2, 0), slopes, target, distinct=distinct)
-        assert float(np.maximum(taken - target, 0).sum()) < 0.01
-        priced = prices.below + prices.above > 0
-        assert float(np.abs(taken - target)[priced].sum()) < 0.02
-        assert shares_at(prices, slopes, np.array([0, 1])).sum() < 1 + 1e-12
+        prices, taken = settled(Drafted(draft[None], same[:1], same, distinct), slopes, target[None])
+        assert float(np.maximum(taken - target, 0).sum()) < 1e-4
+        assert float(np.abs(taken - target)[prices > 0].sum()) < 3e-4
+        assert shares_at(prices[0, :2], slopes).sum() < 1 + 1e-12
 
 
 @pytest.mark.slow
@@ -168,7 +191,18 @@ def test_more_is_kept_of_unequal_trees_than_by_any_other_rule(scheme: Scheme, na
             assert share < 1 + 1e-9
             kept[rule.name] = kept.get(rule.name, 0) + share / 6
     ours = kept.pop("valued")
-    assert ours > 0.965 and ours >= max(kept.values()) - 1e-12
+    assert ours > 0.96 and ours >= max(kept.values()) - 1e-4
+
+
+@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopThenSample()], ids=lambda one: one.name)
+def test_siblings_with_children_share_a_unit(scheme: Scheme):
+    """On equal trees nearly all of the program is kept, where trials one after the other keep 95 to 97 per cent."""
+    shares = []
+    for seed in range(4):
+        world, shape = DeepWorld.random(seed), SHAPES["2,1"]
+        best = tree_optimum(scheme, shape.counts, world.target, world.draft)
+        shares.append(world.accepted(shape, Valued(scheme)) / best)
+    assert 0.99 < np.mean(shares) < 1 + 1e-9
 
 
 @pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopThenSample()], ids=lambda one: one.name)
@@ -243,9 +277,9 @@ def test_curves_are_concave_and_worth_more_the_more_is_below():
         assert sum(curve(chain)) > sum(curve(shorter))
         assert list(curve(chain)) == sorted(curve(chain), reverse=True)
     assert curve(()) == LEAF and curve(((), ())) > curve(((),))
-    tables, kinds = slopes_of(SHAPES["3 then 1,0,0"], 3)
-    assert kinds == (1, 0, 0, 0, 0) and tables[1].tolist() == [list(INNER), list(LEAF), list(LEAF)]
-    assert prod(table.shape[0] for table in tables) == 9
+    curves = curves_of(SHAPES["3 then 1,0,0"])
+    assert curves[1:].tolist() == [list(one) for one in (INNER, LEAF, LEAF, LEAF)]
+    assert (curves % 2 == 0).all()
 
 
 @pytest.mark.parametrize("scheme", [ConditionalPoisson(), SpecHub()], ids=lambda one: one.name)

@@ -1,9 +1,9 @@
 """Shares of drafts by value: children with drafts below get more than leaves, and their first parts most.
 
 A child's share has *parts*, `PARTS` equal ones, of falling slope: what a part brings in kept drafts, itself and below.
-Tokens have *prices* from 0 to the largest slope, in steps of 1 / `STEPS`. A price between two steps is dithered: a drawn
-copy has the step above with a probability, else that below, whatever the others have. All drafts together fill one
-unit, part by part in falling order of slope minus price while this is positive; equal parts in drafting order.
+Tokens have *prices* from 0 to the largest slope, in steps of 1 / `STEPS`. A price between two steps is dithered: a
+drawn copy has the step above with a probability, else that below, whatever the others have. All drafts together fill
+one unit, part by part in falling order of slope minus price while this is positive; equal parts in drafting order.
 
 Slopes are even numbers of steps. That makes shares optimal at the right prices, and not only nearly so: some best
 prices are even, by duality, and what lies between two even prices orders those that are equal.
@@ -20,9 +20,10 @@ from polydraft.verifiers.selection.rule import Numbers, Places, counted
 PARTS = 4
 STEPS = 16
 """Steps of price to a slope of one: to a draft that is kept, and none below it."""
-SWEEPS = 40
+SWEEPS = 80
 SETTLED = 1e-4
 """Prices are left as they are when at most this part of what is taken could still be gained."""
+SMALLEST = 5e-324
 Slopes = NDArray[np.int64]
 """The slopes of the parts of each draft, in steps of price, "k PARTS"; falling, even, and at least two steps."""
 
@@ -62,20 +63,20 @@ def settled(drafted: Drafted, slopes: Slopes, mass: Numbers) -> tuple[Numbers, N
         slopes: what the parts of the drafts bring.
         mass: how often each token of each node may be taken at most, "g A".
     """
-    prices = np.zeros(mass.shape)
+    prices, rows = np.zeros(mass.shape), drafted.rows
+    given = drafted.nodes, drafted.kinds, slopes, mass, prices
     if not drafted.distinct:
-        return prices, _swept(drafted.rows, drafted.nodes, drafted.kinds, slopes, mass, prices, -1, SWEEPS, SETTLED)
-    row, heavy = drafted.rows[0], int(drafted.rows[0].argmax())
-    off = 1 - row
-    off[heavy] = row[:heavy].sum() + row[heavy + 1 :].sum()  # its complement, which may be tiny, is never a difference
-    both = np.stack([row / np.where(off > 0, off, np.inf), row])
-    return prices, _swept(both, counted(2) * 0, counted(2), slopes, mass, prices, heavy, SWEEPS, SETTLED)
+        return prices, _swept(rows, *given, -1, 0.0, SWEEPS, SETTLED)
+    heavy = int(rows[0].argmax())
+    light, much = np.where(counted(rows.shape[1]) == heavy, 0.0, rows[0]), float(rows[0, heavy])
+    three = np.stack([light / (1 - light), light, light / max(light.sum(), SMALLEST)])
+    return prices, _swept(three, counted(3) * 0, *given[1:], heavy, much, SWEEPS, SETTLED)
 
 
 def shares_at(prices: Numbers, slopes: Slopes) -> Numbers:
     """Return the share of each draft, given the prices of their tokens, averaged over the dither."""
     each, ones = counted(len(prices)), np.ones((len(prices), 1))
-    return _swept(ones, each, each, slopes, ones, prices[:, None].copy(), -1, 0, 0.0)[:, 0]
+    return _swept(ones, each, each, slopes, ones, prices[:, None].copy(), -1, 0.0, 0, 0.0)[:, 0]
 
 
 @compiled
@@ -125,19 +126,38 @@ def _responses(chances: Numbers, kinds: Places, slopes: Slopes, result: Numbers)
 
 
 @compiled
-def _chances(rows: Numbers, nodes: Places, prices: Numbers, left_out: int, result: Numbers) -> None:
-    """Compute Pr[the price of a draft's token is at most x], x = 0..top, for each row, without the token left out."""
+def _chances(rows: Numbers, nodes: Places, prices: Numbers, result: Numbers) -> None:
+    """Compute Pr[the price of a draft's token is at most x] for x = 0..top, for each row."""
     result[:] = 0.0
     top = result.shape[1] - 1
     for row in range(len(rows)):
         for token in range(rows.shape[1]):
-            if token != left_out:
-                price = prices[nodes[row], token]
-                below = min(int(price), top - 1)
-                result[row, below] += rows[row, token] * (1 - price + below)
-                result[row, below + 1] += rows[row, token] * (price - below)
+            price = prices[nodes[row], token]
+            below = min(int(price), top - 1)
+            result[row, below] += rows[row, token] * (1 - price + below)
+            result[row, below + 1] += rows[row, token] * (price - below)
         for price in range(top):
             result[row, price + 1] += result[row, price]
+
+
+@compiled
+def _pair_responses(chances: Numbers, price: float, slopes: Slopes, result: Numbers) -> None:
+    """Compute what two distinct drafts expect at each price of their own token, divided by the other's chance.
+
+    The lines of the result: the first draft, the second, either where the other is the heavy token, of this price, and
+    the first where it is the heavy one itself. A part finds no room where the other's price is at or below a gap.
+    """
+    result[:] = 0.0
+    top = chances.shape[1] - 1
+    for draft in range(2):
+        law = chances[1 - draft]
+        for part in range(PARTS):
+            for at in range(slopes[draft, part]):
+                gap = min(slopes[1 - draft, PARTS - 1 - part] - slopes[draft, part] + at - (1 - draft), top)
+                result[draft, at] += (law[top] - law[gap] if gap >= 0 else law[top]) / PARTS
+                result[2 + draft, at] += (min(max(price - gap, 0.0), 1.0) if gap >= 0 else 1.0) / PARTS
+                if draft == 0:
+                    result[4, at] += (chances[2, top] - chances[2, gap] if gap >= 0 else chances[2, top]) / PARTS
 
 
 @compiled
@@ -149,78 +169,62 @@ def _swept(
     mass: Numbers,
     prices: Numbers,
     heavy: int,
+    much: float,
     sweeps: int,
     accuracy: float,
 ) -> Numbers:
     """Move prices until each token's mass is used up; return how often it is taken at the last ones.
 
-    `heavy` is the likeliest token of two distinct drafts, which is kept apart from the others; -1 if drafts are
-    independent. The rows of distinct drafts are the odds and the chances of one row: the first draft meets the second
-    with the second's chance, the second the first with the first's odds, chance / (1 - chance).
+    Of two distinct drafts the likeliest token, `heavy` of chance `much`, is kept apart, so that its complement, which
+    may be tiny, is never a difference: `rows` are the odds, chance / (1 - chance), of the others, their chances, and
+    those without the heavy one. For independent drafts `heavy` is -1.
     """
     top = slopes[:, 0].max()
     chances, tables = np.zeros((len(rows), top + 1)), np.zeros((max(len(rows), 5), top + 2))
     taken, moved = np.zeros(mass.shape), prices.copy()
 
-    def free(law: Numbers, price: float, much: float, draft: int, own: int) -> float:
-        """Return the share for which one of two distinct drafts finds room at a price of its own token.
-
-        The other's price has the law `law`, a sum of chances, and besides `price` with the chance `much`. It leaves no
-        room for a part at or below a gap that depends on the part.
-        """
+    def itself(draft: int, price: float, at: int) -> float:  # what it expects where the other's price is its own
         total = 0.0
         for part in range(PARTS):
-            value = slopes[draft, part] - own
-            if value < 1:
-                break
-            gap = slopes[1 - draft, PARTS - 1 - part] - value - (1 - draft)
-            if gap < 0:
-                total += law[top] + much
-            else:
-                total += law[top] - law[min(gap, top)] + much * min(max(price - gap, 0.0), 1.0)
+            if slopes[draft, part] > at:
+                gap = slopes[1 - draft, PARTS - 1 - part] - slopes[draft, part] + at - (1 - draft)
+                total += min(max(price - gap, 0.0), 1.0) if gap >= 0 else 1.0
         return total / PARTS
 
-    def expected(node: int, token: int, at: int) -> float:
-        """Return how often a token is taken if its own price is `at`, and all others have theirs."""
+    def expected(node: int, token: int, at: int) -> float:  # how often it is taken if its price is `at`
         total = 0.0
         if heavy < 0:
             for row in range(len(rows)):
                 if nodes[row] == node:
                     total += rows[row, token] * tables[row, at]
-            return total
-        for draft in range(2):
-            room = tables[draft + 2, at] if token == heavy else tables[draft, at]
-            if token != heavy and rows[1 - draft, token] > 0:  # none meets its own token
-                room -= rows[1 - draft, token] * free(tables[4], prices[0, token], 1.0, draft, at)
-            total += rows[draft, token] * max(room, 0.0)
+        elif token == heavy:
+            total = much * (tables[4, at] + tables[1, at])
+        elif rows[1, token] > 0:  # the first meets the second's chance, the second the first's odds, none itself
+            price, odds, chance = prices[0, token], rows[0, token], rows[1, token]
+            first = max(tables[0, at] - chance * itself(0, price, at), 0.0) + much * tables[2, at]
+            second = chance * max(tables[1, at] - odds * itself(1, price, at), 0.0)
+            total = odds * first + second + rows[2, token] * much * tables[3, at]
         return total
 
     for sweep in range(sweeps + 1):
-        _chances(rows, nodes, prices, heavy, chances)
+        _chances(rows, nodes, prices, chances)
         if heavy < 0:
             _responses(chances, kinds, slopes, tables)
         else:
-            for draft in range(2):
-                other, much = chances[1 - draft], rows[1 - draft, heavy]
-                for at in range(top + 1):
-                    tables[draft, at] = free(other, prices[0, heavy], much, draft, at)
-                    tables[draft + 2, at] = free(other, 0.0, 0.0, draft, at)
+            _pair_responses(chances, prices[0, heavy], slopes, tables)
         missing = total = 0.0
         for node in range(mass.shape[0]):
             for token in range(mass.shape[1]):
                 price, most = prices[node, token], mass[node, token]
                 at = min(int(price), top - 1)
-                here = expected(node, token, at)
-                after = expected(node, token, at + 1)
+                here, after = expected(node, token, at), expected(node, token, at + 1)
                 found = taken[node, token] = here + (after - here) * (price - at)
                 total += min(found, most)
                 missing += max(found - most, price * (most - found) / STEPS)
                 while after >= most and at < top - 1:
-                    at, here = at + 1, after
-                    after = expected(node, token, at + 1)
+                    at, here, after = at + 1, after, expected(node, token, at + 2)
                 while here < most and at > 0:
-                    at, after = at - 1, here
-                    here = expected(node, token, at)
+                    at, here, after = at - 1, expected(node, token, at - 1), here
                 excess = max(here - most, 0.0)
                 moved[node, token] = at + (min(excess / (here - after), 1.0) if here > after else 0.0)
         if missing <= accuracy * total:

@@ -58,10 +58,12 @@ def dual_values(
     shape = draft.planned
     if shape is None or shape.depth != draft.tree.topology.height:
         raise InvalidParameter("The bound needs trees whose whole shape was planned before they were drawn.")
-    curves = curves_of(shape)
+    curves, parents = curves_of(shape), {*shape.parents}
     usual = [max(zip(level, nodes, strict=False)) for level, nodes in zip(shape.counts, shape.levels, strict=False)]
     slopes = [curves[[child for child, parent in enumerate(shape.parents) if parent == node]] for _, node in usual]
-    inner = [sum(shape.parents[child] == node for child in parents if child > 0) for _, node in usual]
+    inner = [
+        sum(parent == node and child in parents for child, parent in enumerate(shape.parents)) for _, node in usual
+    ]
     pricing = _Pricing(scheme, slopes, [max(1, count) for count in inner], family, {})
     target = to_atoms(target_probs, draft.shortlist)
     atoms = integers(draft.atoms.where(draft.tree.valid, -1))

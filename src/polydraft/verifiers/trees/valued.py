@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class Valued:
     at v, or goes on below it, with a(v) on average and a text that follows the target. h_r may be any curve that was
     fixed with the shape before the first draft was drawn (`Draft.planned`); trees whose shape follows from their drafts
     are verified by `BottomUp(Optimal)`, of several rows by `BottomUp(Race)`.
-    Cost: prices are found on the host, at most 40 sweeps over a level's tokens.
+    Cost: prices are found on the host, at most 80 sweeps over a level's tokens.
     Acceptance: that of `theory.tree_optimum` on one level and on chains; see docs/theory/optimum.md for trees.
     Source: our own.
 
@@ -98,8 +99,8 @@ class Valued:
         )
         curves, known, levels = curves_of(draft.planned), {}, draft.planned.levels[: draft.tree.topology.height]
         walks = [_Walk(self.scheme, curves, *row, known) for row in given]
-        for walk in walks:
-            for nodes in levels:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
+            for walk, nodes in product(walks, levels):
                 walk.go_down(nodes)
         end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
         return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
@@ -164,9 +165,7 @@ class _Walk:
         for node in nodes:
             there = self.children[node] >= 0
             if there.any():
-                groups.append(
-                    _Siblings(node, self.children[node][there], self.atoms[node][there], self.draft[node])
-                )
+                groups.append(_Siblings(node, self.children[node][there], self.atoms[node][there], self.draft[node]))
         for together in self._stages(groups):
             self._look_at(together)
 
@@ -239,7 +238,7 @@ class _Walk:
 
 
 def _alone(scheme: Scheme, one: _Siblings, mass: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the share of one draft and what is accepted of each atom: the best coupling, or the mass of a certain one."""
+    """Return the share of one draft, the best for it alone, and how often each atom is accepted."""
     atom, row = int(one.atoms[0]), one.rows.reshape(-1, one.rows.shape[-1])[0]
     accepted = np.zeros_like(mass)
     if scheme.lone_draft_is_drawn:
