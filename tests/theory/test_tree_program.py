@@ -23,6 +23,7 @@ from polydraft.verifiers import (
     PathVerifier,
     TopDown,
     TopThenSampleRule,
+    Valued,
 )
 from polydraft.verifiers.trees.lifts import Division
 
@@ -71,6 +72,18 @@ def test_certain_drafts_are_kept_as_often_as_the_target_writes_them():
     world = DeepWorld.random(1)
     kept = world.accepted(SHAPES["2,1"], TopDown(NaiveMatch(TopK())))
     assert optimum(world, SHAPES["2,1"], TopK()) == pytest.approx(kept, abs=1e-9)
+
+
+@pytest.mark.parametrize("scheme", [IID(), WithoutReplacement(), TopThenSample()], ids=lambda one: one.name)
+@each_shape
+def test_rules_that_go_down_by_levels_have_a_bound_of_their_own(scheme: Scheme, name: str):
+    """Between the rule by value and the program of all rules; on one level and on chains there is no difference."""
+    world, shape = DeepWorld.random(5), SHAPES[name]
+    most = tree_optimum(scheme, shape.counts, world.target, world.draft, by_level=True)
+    best = optimum(world, shape, scheme)
+    assert world.accepted(shape, Valued(scheme)) <= most * (1 + 1e-9) <= best * (1 + 2e-9)
+    if name == "chain":
+        assert most == pytest.approx(best, abs=1e-9)
 
 
 @each_shape
@@ -215,6 +228,35 @@ def test_the_optimum_claimed_for_independent_paths_is_none():
     law = Optimal(IID()).law(drafts, *rows)
     torch.testing.assert_close(chance @ law.emitted(drafts), rows[1][0], rtol=0, atol=1e-12)
     assert float(chance @ law.child.sum(-1)) == pytest.approx(0.81, abs=1e-12)
+
+
+def written_by_its_code(target: Tensor, draft: Tensor, paths: int) -> tuple[Tensor, Tensor]:
+    """Return how often a token is accepted, and written, on one level, where no later target is changed.
+
+    The paths' drafts are tried one after the other, each with the probability of its token alone; after the last the
+    next token comes from another law: github.com/junemily/SpecTr-GBV, src/engine.py at e399f44.
+    """
+    ratio = (draft / target).clamp_max(1)
+    test = target * (1 - (1 - ratio) ** paths) / (1 - (1 - draft) ** paths)
+    once = float((draft * test).sum())
+    accepted = draft * test * (1 - (1 - once) ** paths) / once
+    rest = target * (1 - ratio**paths)
+    return accepted, accepted + (1 - once) ** paths * rest / rest.sum()
+
+
+def test_spectr_gbv_as_published_writes_another_law():
+    """Of two tokens one is accepted more often than the target has it, which no correction makes good."""
+    target, draft = (torch.tensor(row, dtype=torch.float64) for row in ((0.7, 0.3), (0.3, 0.7)))
+    accepted, written = written_by_its_code(target, draft, 2)
+    assert float(accepted[1]) > 0.34 and float((written - target).abs().sum() / 2) == pytest.approx(0.0443, abs=5e-5)
+    torch.testing.assert_close(written_by_its_code(target, draft, 1)[1], target, rtol=0, atol=1e-12)
+    off = []
+    for seed in range(20):
+        world = DeepWorld.random(seed)
+        off.append(
+            float((written_by_its_code(world.target[0], world.draft[0], 2)[1] - world.target[0]).abs().sum() / 2)
+        )
+    assert min(off) > 1e-4 and sum(off) / 20 == pytest.approx(0.032, abs=0.004)
 
 
 def test_the_claimed_optimum_is_below_the_program_on_one_level():

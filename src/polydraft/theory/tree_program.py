@@ -17,6 +17,8 @@ Text = tuple[int, ...]
 """The tokens from below the root to a node."""
 Tokens = frozenset[Text]
 """The texts of all nodes of a drawn tree; copies of a text are one."""
+Flow = tuple[Tokens, Text]
+"""The texts of the drafts that are known, and one of them, through which the path may run."""
 Subtree = tuple["Subtree", ...]
 """The shape below a node: those below its children, in drafting order."""
 Rows = Sequence[Float[Tensor, "..."]]
@@ -83,7 +85,14 @@ class _Limits(NamedTuple):
         self.bounds.append(bound)
 
 
-def tree_optimum(scheme: Scheme, counts: Sequence[Sequence[int]], target_rows: Rows, draft_rows: Rows) -> float:
+def tree_optimum(
+    scheme: Scheme,
+    counts: Sequence[Sequence[int]],
+    target_rows: Rows,
+    draft_rows: Rows,
+    *,
+    by_level: bool = False,
+) -> float:
     """Return the most drafts that an exact rule can keep of a drawn tree, on average over the trees.
 
     Let A(y) be the probability that the kept path runs through the text y, A(root) = 1. What the rule emits behind y,
@@ -105,11 +114,18 @@ def tree_optimum(scheme: Scheme, counts: Sequence[Sequence[int]], target_rows: R
 
     On a chain block verification reaches the program, on one level the optimal transport (`lp_acceptance`).
 
+    Rules that go down the tree level by level (`Valued`) decide how much of the path stands at a text when the drafts
+    down to its level are known, but not those below. Theirs is a smaller program. With a_y(P) for the drafts P down to
+    the level of y,
+
+        sum_{y of this level} a_y(P) <= Pr[P],   sum_c sum_{P' below P} a_yc(P') <= a_y(P),   A = sum_P a(P) as above.
+
     Args:
         scheme: how the drafts are drawn.
         counts: the shape of the trees, as in `TreeShape`.
         target_rows: entry d "V ... V" has d + 1 axes; the last is the token that follows d drafts.
         draft_rows: the same for the drafts, with one axis more before the last for `Product`.
+        by_level: whether to bound such rules only.
 
     Raises:
         InvalidParameter: there are too many trees to list, or too few rows.
@@ -128,30 +144,54 @@ def tree_optimum(scheme: Scheme, counts: Sequence[Sequence[int]], target_rows: R
             f"A tree of {len(counts)} levels needs as many target rows, but there are {len(target_rows)}."
         )
     trees = drawn_trees(scheme, counts, draft_rows)
-    flows = {(place, text): i for i, (place, text) in enumerate(_flows(trees))}
-    return -_solved(_limits(trees, flows, target_rows), len(flows)) if flows else 0.0
+    flows: dict[Flow, int] = {}
+    limits = (_limits_by_level if by_level else _limits)(trees, flows)
+    _bound_texts(limits, flows, target_rows)
+    return -_solved(limits, len(flows)) if flows else 0.0
 
 
-def _flows(trees: Mapping[Tokens, float]) -> list[tuple[int, Text]]:
-    return [(place, text) for place, tree in enumerate(trees) for text in sorted(tree)]
-
-
-def _limits(trees: Mapping[Tokens, float], flows: Mapping[tuple[int, Text], int], target_rows: Rows) -> _Limits:
+def _limits(trees: Mapping[Tokens, float], flows: dict[Flow, int]) -> _Limits:
+    """Bound the flows of each tree by its own chance; each flow gets its number."""
     limits = _Limits([], [], [], [])
-    through: dict[Text, list[int]] = defaultdict(list)
-    for place, (tree, chance) in enumerate(trees.items()):
+    for tree, chance in trees.items():
         children: dict[Text, list[int]] = defaultdict(list)
-        for text in tree:
-            children[text[:-1]].append(flows[place, text])
-            through[text].append(flows[place, text])
+        for text in sorted(tree):
+            children[text[:-1]].append(flows.setdefault((tree, text), len(flows)))
         for parent, below in children.items():
-            above = [(flows[place, parent], -1.0)] if parent else []
+            above = [(flows[tree, parent], -1.0)] if parent else []
             limits.add(0.0 if parent else chance, [*((column, 1.0) for column in below), *above])
+    return limits
+
+
+def _limits_by_level(trees: Mapping[Tokens, float], flows: dict[Flow, int]) -> _Limits:
+    """Bound flows that do not depend on deeper drafts than their own."""
+    limits, tops = _Limits([], [], [], []), dict[Tokens, float](trees)
+    for depth in range(max(map(len, frozenset().union(*trees)), default=0), 0, -1):
+        above: dict[Tokens, float] = defaultdict(float)
+        below: dict[Flow, list[int]] = defaultdict(list)
+        for top, chance in tops.items():
+            short = frozenset(text for text in top if len(text) < depth)
+            above[short] += chance
+            here = sorted(text for text in top if len(text) == depth)
+            for text in here:
+                below[short, text[:-1]].append(flows.setdefault((top, text), len(flows)))
+            limits.add(chance, [(flows[top, text], 1.0) for text in here])
+        for flow, columns in below.items() if depth > 1 else ():
+            own = flows.setdefault(flow, len(flows))
+            limits.add(0.0, [*((column, 1.0) for column in columns), (own, -1.0)])
+        tops = above
+    return limits
+
+
+def _bound_texts(limits: _Limits, flows: Mapping[Flow, int], target_rows: Rows) -> None:
+    """Bound the flows through each text by those through the text before it."""
+    through: dict[Text, list[int]] = defaultdict(list)
+    for (_, text), column in flows.items():
+        through[text].append(column)
     for text, columns in through.items():
         share = float(target_rows[len(text) - 1][text])
         above = [(column, -share) for column in through[text[:-1]]] if text[:-1] else []
         limits.add(0.0 if above else share, [*((column, 1.0) for column in columns), *above])
-    return limits
 
 
 def _solved(limits: _Limits, variables: int) -> float:
