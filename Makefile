@@ -10,12 +10,15 @@ SMOKE := .venv-smoke
 GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_core typing-inspection annotated-types \
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
-MARKED := gpu or slow or grammars or smollm2 or families or browser or soak
+ECOSYSTEM := .venv-ecosystem
+CLIENTS := 'lm_eval[api]' trl langchain-openai llm
+
+MARKED := gpu or slow or grammars or ecosystem or smollm2 or families or browser or soak
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-own-passes test-models test-grammars \
-	test-smollm2 test-browser soak site dist lint format clean
+	test-ecosystem test-smollm2 test-browser soak site dist lint format clean
 
 env: $(READY)
 
@@ -61,7 +64,7 @@ smoke-newest:
 	POLYDRAFT_MEASURE=no $(SMOKE)/bin/python -m pytest --noconftest -p no:cacheprovider -m 'not slow' tests/test_readme.py
 
 test-slow: env
-	$(RUN) -m "slow and not gpu and not grammars and not smollm2"
+	$(RUN) -m "slow and not gpu and not grammars and not ecosystem and not smollm2"
 
 # What concerns passes once more, by models' own modules, which those of unknown anatomy run.
 test-own-passes: env
@@ -75,6 +78,13 @@ test-models: env
 test-grammars: env
 	$(PIP) $(PINS) --no-deps --target $(VENV)/grammars $(GRAMMARS)
 	PYTHONPATH=$(VENV)/grammars $(BIN)/python -m pytest -m grammars tests/engine/test_processors.py
+
+# The packages of others that call polydraft, in an environment of their own; `SELECT=ecosystem` has SmolLM2 as well.
+SELECT := ecosystem and not slow
+test-ecosystem:
+	$(MAKE) env VENV=$(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check $(PINS) $(CLIENTS)
+	OMP_NUM_THREADS=1 $(ECOSYSTEM)/bin/python -m pytest -m "$(SELECT)" tests/ecosystem
 
 # A real chat model, fetched once into the user's cache.
 test-smollm2: env
@@ -117,4 +127,4 @@ format: env
 	$(BIN)/ruff check --fix src lab tests examples
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-oldest $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-oldest $(ECOSYSTEM) $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache

@@ -30,7 +30,7 @@ FLOORS = [
     ["bench", "conformance"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LEVELS |= {"polydraft": 10, "server": 11, "cli": 12, "__main__": 12, LAB: 13}
+LEVELS |= {"polydraft": 10, "server": 11, "integrations": 11, "cli": 12, "__main__": 12, LAB: 13}
 NARROW = {
     "extras": {"errors"},
     "options": {"errors", "fetched"},

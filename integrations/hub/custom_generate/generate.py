@@ -33,7 +33,10 @@ def generate(inputs: Any = None, generation_config: Any = None, *, model: Any, *
         return type(model).generate(model, inputs, generation_config, **options)
     output = polydraft.generate(model, inputs=inputs, generation_config=generation_config, **options)
     configs = (generation_config, model.generation_config)
-    asked = [options.get("return_dict_in_generate"), *(getattr(one, "return_dict_in_generate", None) for one in configs)]
+    asked = [
+        options.get("return_dict_in_generate"),
+        *(getattr(one, "return_dict_in_generate", None) for one in configs),
+    ]
     if not next((one for one in asked if one is not None), False):
         return output.sequences
     return as_hugging_faces(dict(output.items()), encodes=model.config.is_encoder_decoder)

@@ -1,0 +1,1 @@
+"""Parts that other libraries call, each a module of its own that needs its library."""
