@@ -97,21 +97,26 @@ def measured(training: nn.Module, texts: Dataset[dict[str, Tensor]], batch: int 
     return Drafting.of((overlaps * counts).sum(0) / counts.sum(0).clamp_min(1))
 
 
-class _AfterSteps(TrainerCallback):
-    """Measures on held-out text every so many steps, and ends an interrupted run with a checkpoint."""
+After = Callable[[int, Callable[[dict[str, Any]], None]], bool]
+"""Is told after every step how many there were, with a function that writes to the log; says whether it was the last.
+"""
 
-    def __init__(
-        self, training: nn.Module, texts: Dataset[dict[str, Tensor]], every: int, interrupted: Callable[[], bool]
-    ) -> None:
-        self.training, self.texts, self.every, self.interrupted = training, texts, every, interrupted
+
+class _AfterSteps(TrainerCallback):
+    """Tells of every step, and ends an interrupted run with a checkpoint."""
+
+    def __init__(self, after: After, interrupted: Callable[[], bool]) -> None:
+        self.after, self.interrupted = after, interrupted
         self.trainer: Trainer | None = None
+        self.enough = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note in the trainer's log what the head drafts like, and look whether somebody has interrupted it."""
-        if state.global_step % self.every == 0 and self.trainer is not None:
-            found = measured(self.training, self.texts)
-            self.trainer.log({"held_out": found.efficiency, "overlaps": [round(one, 4) for one in found.overlap]})  # pyright: ignore[reportArgumentType]  the log takes any value
-        if self.interrupted():
+        """Tell of the step, and look whether somebody has interrupted the run."""
+        assert self.trainer is not None
+        self.enough = self.after(state.global_step, self.trainer.log)  # pyright: ignore[reportArgumentType]  the log takes any value
+        if self.enough:
+            control.should_training_stop = True
+        elif self.interrupted():
             control.should_save = control.should_training_stop = True
 
 
@@ -140,6 +145,34 @@ def train_head(
     Raises:
         KeyboardInterrupt: it was interrupted before its last step.
     """
+
+    def after(step: int, log: Callable[[dict[str, Any]], None]) -> bool:
+        if step % recipe.measure_every == 0:
+            found = measured(training, held_out)
+            log({"held_out": found.efficiency, "overlaps": [round(one, 4) for one in found.overlap]})
+        return False
+
+    run_steps(training, texts, folder, recipe, after, interrupted, device)
+    return measured(training, held_out)
+
+
+def run_steps(
+    training: Learner,
+    texts: Dataset[dict[str, Tensor]],
+    folder: Path,
+    recipe: HeadRecipe,
+    after: After,
+    interrupted: Callable[[], bool] = lambda: False,
+    device: torch.device | None = None,
+) -> None:
+    """Take the steps of a recipe, going on from the last checkpoint in `folder`; arguments as of `train_head`.
+
+    Args:
+        after: is told of every step; where it says that this was enough, the run ends without a checkpoint.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted before its last step.
+    """
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=recipe.steps,
@@ -158,7 +191,7 @@ def train_head(
     )
     training.begin(recipe.steps)
     optimizer = Muon(training, recipe.matrix_rate, recipe.other_rate, slow=training.slow())
-    after_steps = _AfterSteps(training, held_out, recipe.measure_every, interrupted)
+    after_steps = _AfterSteps(after, interrupted)
     trainer = _HeadTrainer(
         model=training,
         args=arguments,
@@ -169,6 +202,5 @@ def train_head(
     after_steps.trainer = trainer
     with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
-    if trainer.state.global_step < recipe.steps:
+    if trainer.state.global_step < recipe.steps and not after_steps.enough:
         raise KeyboardInterrupt
-    return measured(training, held_out)

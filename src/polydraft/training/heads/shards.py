@@ -8,6 +8,7 @@ arXiv 2310.08461, section 4). A shard is a safetensors file of equally long rows
     features[n t r]   the hidden states that heads read, layers joined in the folder's order; bfloat16
     final[n t d]      the hidden states behind the last norm, which give the target's law; bfloat16
     lse[n t]          log of the sum of exp of the target's logits at temperature 1, where the next token is valid
+    heat[n]           the temperature that the text was written at
 
 Shards of encoder-decoders hold other tensors (`source_answers.py`).
 
@@ -19,7 +20,7 @@ what one run would have written.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from polydraft.training.heads.source_answers import answered, next_tokens
 
 TEMPERATURES = (1.0, 0.0, 0.7, 1.0)
 """Temperatures of the texts, in turn: heads are asked at all of them, and at 1 most texts differ."""
+HEAT = "heat"
+"""The tensor of temperatures, which few losses ask for."""
 BYTES_OF_NUMBERS = 9
 """Bytes per token beside hidden states: id, whether it may be asked for, and the logits' sum, or a part of a source."""
 
@@ -114,14 +117,21 @@ def write_shards(
     reads: tuple[Layer, ...],
     writing: WritingPlan,
     end_ids: Sequence[int] = (),
+    *,
+    held_out: int | None = None,
+    heats: tuple[float, ...] = TEMPERATURES,
+    going: Callable[[], bool] = lambda: True,
 ) -> WrittenShards:
-    """Write texts behind prompts; one prompt in sixteen, at least one, is kept for the held-out shard.
+    """Write texts behind prompts, some of which are kept for the held-out shard.
 
     Args:
         prompts: how texts begin; those that are longer than `writing.longest_prompt` are left out.
         folder: where to; what is there already is not written again.
         reads: which layers' outputs heads read.
         end_ids: tokens that end a text.
+        held_out: how many of the prompts that are short enough are kept; None for one in sixteen, at least one.
+        heats: the temperatures of the texts, in turn.
+        going: asked before every shard behind the first one to learn from; where it says no, there are fewer.
 
     Raises:
         InvalidParameter: fewer than two prompts are short enough, or it would be more than `writing.most_bytes`.
@@ -130,17 +140,22 @@ def write_shards(
     fitting = writing.fitting(prompts)
     check_size(target, reads, writing)
     folder.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder / "writing.json", target, fitting, reads, writing)
+    usual = heats == TEMPERATURES and held_out is None
+    _check_settings(
+        folder / "writing.json", target, fitting, reads, writing, {} if usual else {"heats": heats, "held_out": held_out}
+    )
     (order,) = Noise.from_seed(writing.seed, 1).generators
     mixed = [fitting[place] for place in torch.randperm(len(fitting), generator=order).tolist()]
-    kept = held_out_of(len(mixed))
+    kept, files = held_out_of(len(mixed)) if held_out is None else held_out, list[Path]()
     names = ["held-00000", *(f"shard-{number:05d}" for number in range(writing.shards))]
     for number, name in enumerate(tqdm(names, "the target writes", unit="shard")):
         path = folder / f"{name}.safetensors"
         if not path.is_file():
+            if number > 1 and not going():
+                break
             own = mixed[:kept] if number == 0 else mixed[kept:]
-            _write(target, own, path, number, reads, writing, end_ids)
-    files = [folder / f"{name}.safetensors" for name in names]
+            _write(target, own, path, number, (reads, end_ids, heats), writing)
+        files.append(path)
     return WrittenShards(files[1:], files[:1])
 
 
@@ -161,15 +176,15 @@ def _write(
     prompts: Sequence[Int[Tensor, " _"]],
     path: Path,
     number: int,
-    reads: tuple[Layer, ...],
+    how: tuple[tuple[Layer, ...], Sequence[int], tuple[float, ...]],
     writing: WritingPlan,
-    end_ids: Sequence[int],
 ) -> None:
-    """Write one shard, first beside its place."""
+    """Write one shard, first beside its place: with these layers, end tokens and temperatures."""
+    reads, end_ids, turns = how
     first = max(number - 1, 0) * writing.rows
     texts = range(first, first + writing.rows)
     given = [prompts[text % len(prompts)] for text in texts]
-    heats = torch.tensor([_heat(text, len(prompts)) for text in texts], device=target.device)
+    heats = torch.tensor([_heat(text, len(prompts), turns) for text in texts], device=target.device)
     (random,) = Noise.from_seed(writing.seed + 1 + number, 1).generators
     if target.facts.encodes:
         sizes, ends = (writing.length, writing.longest_prompt), () if writing.past_end else end_ids
@@ -178,6 +193,7 @@ def _write(
         found = continued(target, given, heats, writing.length, reads, random)
     if not writing.past_end:
         found["valid"] *= _before_end(found["ids"], found["valid"], end_ids)
+    found[HEAT] = heats
     beside = path.with_suffix(".part")
     save_file({name: value.contiguous().cpu() for name, value in found.items()}, beside, {"layers": json.dumps(reads)})
     os.replace(beside, path)
@@ -192,7 +208,7 @@ def written_at_one(files: WrittenShards, prompts: int) -> tuple[Int[Tensor, "b t
     """
     with safe_open(str(files.held_out[0]), framework="pt") as opened:
         ids, valid = opened.get_tensor("ids").long(), opened.get_tensor("valid").bool()
-    warm = [text for text in range(len(ids)) if _heat(text, held_out_of(prompts)) == 1]
+    warm = [text for text in range(len(ids)) if _heat(text, held_out_of(prompts), TEMPERATURES) == 1]
     return ids[warm], valid[warm]
 
 
@@ -201,11 +217,11 @@ def held_out_of(prompts: int) -> int:
     return max(1, prompts // 16)
 
 
-def _heat(text: int, prompts: int) -> float:
+def _heat(text: int, prompts: int, heats: tuple[float, ...]) -> float:
     """Return a text's temperature: greedy once for a prompt, since it would be the same text again."""
     turn = text // prompts
-    heat = TEMPERATURES[(text + turn) % len(TEMPERATURES)]
-    return heat if heat or turn < len(TEMPERATURES) else 1.0
+    heat = heats[(text + turn) % len(heats)]
+    return heat if heat or turn < len(heats) else max(heats) or 1.0
 
 
 @torch.no_grad()
@@ -241,8 +257,9 @@ def continued(
             logits_to_keep=1,
             hidden_layers=(*dict.fromkeys((*reads, "final")),),
         )
-        states = torch.cat([passed.hidden[layer] for layer in reads], -1)
-        features[:, done:end], final[:, done:end] = states.bfloat16(), passed.hidden["final"].bfloat16()
+        final[:, done:end] = passed.hidden["final"].bfloat16()
+        if reads:
+            features[:, done:end] = torch.cat([passed.hidden[layer] for layer in reads], -1).bfloat16()
         logits = passed.logits[:, -1].float()
         total[:, end - 1] = logits.logsumexp(-1)
         if end < length:
@@ -264,6 +281,7 @@ def _check_settings(
     prompts: Sequence[Int[Tensor, " _"]],
     reads: tuple[Layer, ...],
     writing: WritingPlan,
+    others: dict[str, Any],
 ) -> None:
     """Note how the texts are written, or check that those in the folder were written so; more of them may follow."""
     digest = hashlib.sha256(json.dumps([one.tolist() for one in prompts]).encode()).hexdigest()
@@ -273,6 +291,7 @@ def _check_settings(
         "reads": list(reads),
         "prompts": digest,
         "target": hashlib.sha256(weights.detach().float().cpu().numpy().tobytes()).hexdigest(),
+        **json.loads(json.dumps(others)),
     }
     if not path.is_file():
         path.write_text(json.dumps(own, indent=1))
@@ -292,16 +311,18 @@ class Shards(Dataset[dict[str, Tensor]]):
     Args:
         files: the shards.
         reads: which layers' features are wanted, in this order; None for all of them.
+        heats: whether rows tell the temperature that they were written at.
 
     Raises:
         ResultsError: there is no shard, or the layers are not in them.
     """
 
-    def __init__(self, files: list[Path], reads: tuple[Layer, ...] | None = None) -> None:
+    def __init__(self, files: list[Path], reads: tuple[Layer, ...] | None = None, *, heats: bool = False) -> None:
         if not files:
             raise ResultsError("There is no text of the target to train on.")
         self.files = files
         self.open: dict[int, Any] = {}
+        self.left_out = set[str]() if heats else {HEAT}
         self.layers: tuple[Layer, ...] = tuple(json.loads(self._file(0).metadata()["layers"]))
         missing = sorted(set(reads or ()) - set(self.layers))
         if missing:
@@ -322,10 +343,12 @@ class Shards(Dataset[dict[str, Tensor]]):
         while index >= self.rows[place]:
             index, place = index - self.rows[place], place + 1
         file = self._file(place)
-        row = {name: file.get_slice(name)[index : index + 1][0] for name in file.keys()}
+        names = {*file.keys()} - self.left_out
+        row = {name: file.get_slice(name)[index : index + 1][0] for name in names}
         if "source" in row:
             return {**row, "ids": row["ids"].long(), "source": row["source"].long()}
-        features = row["features"].unflatten(-1, (len(self.layers), -1))[:, self.wanted]
+        layers = max(1, len(self.layers))
+        features = row["features"].unflatten(-1, (layers, row["features"].shape[-1] // layers))[:, self.wanted]
         return {
             **row,
             "ids": row["ids"].long(),
