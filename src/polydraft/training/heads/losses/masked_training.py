@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -146,12 +146,19 @@ def with_copies(module: nn.Module, weights: dict[str, Tensor], prefix: str, *_: 
 
 def new_draft_model(target: PreTrainedModel, ends: TargetEnds, anatomy: Anatomy, layers: int) -> PreTrainedModel:
     """Return a Llama with the target's ends, layers that have learnt nothing, and one token more, which is its mask."""
-    vocab, width = ends.embedding.shape
+    masked = [torch.cat([one, one.mean(0, keepdim=True)]) for one in (ends.embedding, ends.rows)]
+    return _for_masks(new_llama(target, masked[0], masked[1], anatomy, layers), len(ends.embedding))
+
+
+def new_llama(
+    target: PreTrainedModel, embedding: Float[Tensor, "V d"], rows: Float[Tensor, "V d"], anatomy: Anatomy, layers: int
+) -> PreTrainedModel:
+    """Return a Llama with these ends and layers that have learnt nothing, whose ends are tied as a target's are."""
     own = target.config.get_text_config()
     rotation = {} if anatomy.rotation is None else {"rope_theta": anatomy.rotation.theta}
     config = LlamaConfig(
-        vocab_size=vocab + 1,
-        hidden_size=width,
+        vocab_size=len(embedding),
+        hidden_size=anatomy.width,
         intermediate_size=anatomy.inner,
         num_hidden_layers=layers,
         num_attention_heads=anatomy.heads,
@@ -166,9 +173,9 @@ def new_draft_model(target: PreTrainedModel, ends: TargetEnds, anatomy: Anatomy,
     )
     made = LlamaForCausalLM(config)
     with torch.no_grad():
-        for one, rows in ((made.lm_head, ends.rows), (made.model.embed_tokens, ends.embedding)):
-            one.weight.copy_(torch.cat([rows, rows.mean(0, keepdim=True)]))
-    return _for_masks(made, vocab)
+        for one, weights in ((made.lm_head, rows), (made.model.embed_tokens, embedding)):
+            one.weight.copy_(weights)
+    return made
 
 
 def copied(given: nn.Module, had: int, layers: int | None) -> PreTrainedModel:
@@ -216,13 +223,18 @@ def _for_masks(model: PreTrainedModel, mask_id: int) -> PreTrainedModel:
 def write_draft_model(
     drafter: ParallelDrafter | SpecDrafter, folder: Path, target: HuggingFaceModel, *, card: str = ""
 ) -> None:
+    """Write the model of a drafter; arguments and errors as of `write_model`."""
+    write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card)
+
+
+def write_model(model: PreTrainedModel, folder: Path, target: HuggingFaceModel, card: str) -> None:
     """Write a draft model as Hugging Face does, in bfloat16, with the target's tokenizer where that is known.
 
     Raises:
         OSError: the files cannot be written.
     """
     with held_back():
-        made = copy.deepcopy(cast(PreTrainedModel, module_of(drafter.model)))
+        made = copy.deepcopy(model)
         cast(nn.Module, made).to(torch.bfloat16)
         made.save_pretrained(folder)
         tokenizer = tokenizer_of(target.model)

@@ -1,0 +1,204 @@
+"""Distilling draft models: losses by words, texts of several temperatures, and forms that draft what they learnt."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from doubles import perturbed, tiny_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polydraft.drafters import drafter_of
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import SamplingParams
+from polydraft.training.alignment.divergences import mixture_divergence
+from polydraft.training.alignment.draft_forms import (
+    FORMS,
+    Material,
+    block_influence,
+    draft_form,
+    kept_layers,
+    narrowed,
+    principal,
+)
+from polydraft.training.alignment.draft_training import CHAIN, DRAFT_LOSSES, DraftTraining, draft_loss, splits
+from polydraft.training.alignment.held_out import HeldOutTexts, score, tokens_per_call
+from polydraft.training.alignment.own_text import OwnTexts, chains_of_text
+from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
+from polydraft.training.heads.loop import HeadRecipe, run_steps
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, forward_divergence
+from polydraft.training.heads.shards import Shards, WritingPlan, write_shards
+
+VOCAB, LENGTH = 24, 20
+PROMPTS = [torch.tensor(one) for one in ([3, 1, 4, 1, 5], [9, 2], [6, 5, 3], [9, 3, 2], [3, 8], [7])]
+HEATS = (1.0, 0.0, 0.6)
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_model("llama", VOCAB, dtype=torch.float32, initializer_range=0.3, num_hidden_layers=3)
+
+
+@cache
+def model() -> HuggingFaceModel:
+    return HuggingFaceModel(target())
+
+
+@cache
+def batch() -> tuple[HeadBatch, Tensor]:
+    """Return texts that a target has read, with a prompt of another length each, and their temperatures."""
+    ids = torch.randint(VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found = target()(ids, output_hidden_states=True)
+    valid = torch.ones_like(ids)
+    valid[0, :4], valid[1, :2], valid[2, :7], valid[1, 9:] = 0, 0, 0, 0
+    final = found.hidden_states[-1]
+    return HeadBatch(ids, valid, final[..., :0], final, found.logits.logsumexp(-1)), torch.tensor(HEATS)
+
+
+def training(loss: str, scale: float = 0.1) -> DraftTraining:
+    return DraftTraining(perturbed(target(), scale), TargetEnds.of(target()), draft_loss(loss), heat=0.8)
+
+
+def expected(loss: str, one: DraftTraining) -> Tensor:
+    """Return a loss as its definition has it, text by text and place by place."""
+    (texts, heats), total, count, calls, tokens = batch(), [], 0, [], 0
+    kind = DRAFT_LOSSES[loss]
+    drafted, wanted = one.network(texts.ids).logits, target()(texts.ids).logits.detach()
+    for row, heat in enumerate(heats.tolist()):
+        places = texts.valid[row].nonzero().flatten()
+        at = heat or 0.8
+        logits, law = drafted[row, places - 1] / at, (wanted[row, places - 1] / at).softmax(-1)
+        total.append(kind.rows(logits, law))
+        count += len(places)
+        if kind.calls and heat:
+            own = texts.ids[row, places].unsqueeze(-1)
+            ratio = (logits.softmax(-1).gather(-1, own) / law.gather(-1, own)).squeeze(-1)
+            chains = torch.nn.functional.pad(ratio, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
+            calls.append(expected_calls(kept_as_block(chains)[None], torch.tensor([len(places)])).sum())
+            tokens += len(places)
+    mean = torch.cat(total).sum() / count
+    return kind.weight * mean + (kind.calls * torch.stack(calls).sum() / tokens if calls else 0)
+
+
+@pytest.mark.parametrize("loss", DRAFT_LOSSES)
+def test_a_loss_is_its_definition_at_the_texts_own_temperatures(loss: str) -> None:
+    one, (texts, heats) = training(loss), batch()
+    found, wanted = one(**vars(texts), heat=heats)["loss"], expected(loss, one)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    weights = one.network.get_output_embeddings().weight  # pyright: ignore[reportAttributeAccessIssue]
+    slopes = [torch.autograd.grad(value, weights)[0] for value in (found, wanted)]
+    torch.testing.assert_close(*slopes, rtol=1e-3, atol=1e-5)
+    assert float(slopes[0].abs().max()) > 1e-4
+
+
+def test_losses_differ_and_unknown_ones_are_refused() -> None:
+    texts, heats = batch()
+    found = {loss: float(training(loss)(**vars(texts), heat=heats)["loss"].detach()) for loss in DRAFT_LOSSES}
+    assert len({round(value, 5) for value in found.values()}) == len(found)
+    with pytest.raises(InvalidParameter, match=r"learns by the loss fkl.*not 'jsb'"):
+        draft_loss("jsb")
+    logits, law = torch.randn(2, 5), torch.rand(2, 5).softmax(-1)
+    assert torch.allclose(DRAFT_LOSSES["jsd"].rows(logits, law), mixture_divergence(logits, law, 0.5))
+    assert torch.allclose(DRAFT_LOSSES["calls"].rows(logits, law), forward_divergence(logits, law))
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.6, 1.0])
+def test_chains_of_one_pass_are_those_of_a_drafter_that_is_asked_place_by_place(heat: float) -> None:
+    one, (texts, _) = training("fkl", 0.03).eval(), batch()
+    given, written = texts.valid.argmax(-1), texts.valid.sum(-1)
+    params = SamplingParams(temperature=heat)
+    own = OwnTexts(texts.ids, given, written)
+    wanted = chains_of_text(model(), drafter_of(one.network), own, params, 3)
+    found = one.chains(texts, heat, 3)
+    assert torch.equal(found.written, wanted.written)
+    for row, count in enumerate(written.tolist()):
+        for depth in range(3):
+            last = count - depth
+            if heat:
+                values = (found.ratio[row, :last, depth], wanted.ratio[row, :last, depth])
+                torch.testing.assert_close(*values, rtol=2e-3, atol=1e-5)
+                overlaps = (found.overlap[row, :last, depth], wanted.overlap[row, :last, depth])
+                torch.testing.assert_close(*overlaps, rtol=2e-3, atol=1e-5)
+            else:  # texts are not greedy here, where alone a chance of the target's is not 0
+                asked = texts.ids[row, given[row] + depth : given[row] + count]
+                best = one.network(texts.ids).logits[row, given[row] + depth - 1 : given[row] + count - 1].argmax(-1)
+                assert torch.equal(found.ratio[row, :last, depth], (best == asked).double())
+
+
+def shards(folder: Path, heats: tuple[float, ...] = (1.0, 0.0)) -> tuple[list[Path], list[Path]]:
+    plan = WritingPlan(tokens=960, length=LENGTH, rows=12)
+    found = write_shards(model(), PROMPTS, folder, (), plan, held_out=2, heats=heats)
+    return found.learnt, found.held_out
+
+
+def test_a_draft_learns_from_shards_without_features_and_is_worth_more_on_held_out_text(tmp_path: Path) -> None:
+    learnt, held = shards(tmp_path / "text")
+    given = perturbed(target(), 0.15)
+    head = FORMS["tuned"].make(Material(model(), TargetEnds.of(target()), given), "jsd")
+    texts = HeldOutTexts.of(model(), held, (0.0, 1.0))
+    assert {heat: len(rows) for heat, rows in texts.rows.items()} == {0.0: 2, 1.0: 10}
+    before = tokens_per_call(texts.worth(head))
+    steps = list[int]()
+
+    def after(step: int, log: object) -> bool:
+        steps.append(step)
+        return step == 30
+
+    recipe = HeadRecipe(steps=40, matrix_rate=4e-3, other_rate=4e-3, save_every=1000)
+    run_steps(head.training, Shards(learnt, heats=True), tmp_path / "run", recipe, after)
+    assert steps == [*range(1, 31)] and not [*(tmp_path / "run").glob("checkpoint-*")]
+    assert score(tokens_per_call(texts.worth(head))) > score(before) + 0.1
+    assert torch.equal(given.lm_head.weight, perturbed(target(), 0.15).lm_head.weight)  # the user's own stays
+
+
+def test_writing_ends_when_it_is_told_to_and_never_before_there_is_something_to_learn(tmp_path: Path) -> None:
+    plan = WritingPlan(tokens=960, length=LENGTH, rows=12)
+    found = write_shards(model(), PROMPTS, tmp_path, (), plan, held_out=2, going=lambda: False)
+    assert len(found.learnt) == len(found.held_out) == 1
+    more = write_shards(model(), PROMPTS, tmp_path, (), plan, held_out=2)
+    assert len(more.learnt) == 4
+
+
+@pytest.mark.parametrize("form", ["layers", "small", "mixing", "pard"])
+def test_a_form_is_made_drafts_and_is_written(form: str, tmp_path: Path) -> None:
+    from polydraft.engine import draft_for
+
+    material = Material(model(), TargetEnds.of(target()), texts=batch()[0].ids)
+    made = FORMS[form].make(material, FORMS[form].losses[0])
+    made.write(tmp_path / "made", model(), "official", "A card.")
+    assert (tmp_path / "made" / "README.md").read_text() == "A card."
+    assert draft_for(tmp_path / "made", target()) is not None
+    if form == "layers":
+        assert made.training.network.config.num_hidden_layers == 1  # pyright: ignore[reportAttributeAccessIssue]
+        assert splits(made.training.network)  # pyright: ignore[reportArgumentType]
+
+
+def test_layers_of_small_influence_go_and_the_ends_stay() -> None:
+    influence = block_influence(target(), batch()[0].ids)
+    assert influence.shape == (3,) and float(influence.min()) >= 0
+    assert kept_layers(torch.tensor([0.1, 0.2, 0.7, 0.3, 0.0]), 3) == [0, 2, 4]
+    assert kept_layers(torch.tensor([0.1, 0.2]), 1) == [0]
+
+
+def test_narrow_ends_are_the_nearest_of_their_rank() -> None:
+    table = torch.randn(50, 6) @ torch.diag(torch.tensor([5.0, 4.0, 3.0, 0.1, 0.1, 0.1]))
+    basis = principal(table, 3)
+    assert basis.shape == (6, 3)
+    assert float((table @ basis @ basis.mT - table).norm() / table.norm()) < 0.1
+    assert torch.equal(principal(table, 6), torch.eye(6))
+    assert [narrowed(one) for one in (32, 64, 100, 256, 576)] == [32, 64, 64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("boost", "lora, width, vocabulary, boost are not made yet"), ("smal", "did you mean small")]
+)
+def test_forms_that_are_not_there_are_refused_by_name(word: str, told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        draft_form(word)
+    with pytest.raises(InvalidParameter, match="no draft model to tune"):
+        FORMS["tuned"].make(Material(model(), TargetEnds.of(target())), "jsd")
+    with pytest.raises(InvalidParameter, match=r"form mixing learns by published.*not 'tvd'"):
+        FORMS["mixing"].chosen_losses(("tvd",))
