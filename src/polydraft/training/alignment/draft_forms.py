@@ -5,7 +5,7 @@ and behind a layer. A pruned copy drafts badly until it is healed, which is what
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -192,6 +192,9 @@ def draft_form(word: str) -> DraftForm:
     return FORMS[word]
 
 
-def resized(form: DraftForm, rate: float | None) -> DraftForm:
-    """Return a form with another learning rate; None leaves it."""
-    return form if rate is None else replace(form, rate=rate)
+def seeded(form: DraftForm, material: Material, loss: str, seed: int) -> NewHead:
+    """Return a new draft whose first weights follow from a seed; nobody else's random numbers are touched."""
+    cuda = material.target.device.type == "cuda"
+    with torch.random.fork_rng(devices=[material.target.device] if cuda else []):
+        torch.manual_seed(seed)
+        return form.make(material, loss)

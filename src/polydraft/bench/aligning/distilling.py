@@ -1,0 +1,262 @@
+"""Making and distilling: a few forms and losses tried briefly, the best gone on with, and the best step of that kept."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polydraft.bench.aligning.draft_card import CurvePoint, best_of
+from polydraft.bench.aligning.form_costs import FormCost
+from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
+from polydraft.models import HuggingFaceModel
+from polydraft.training.alignment.draft_forms import TUNED, DraftForm, Material, seeded
+from polydraft.training.alignment.held_out import HeldOutTexts, score, tokens_per_call
+from polydraft.training.alignment.model_weights import read_weights, write_weights
+from polydraft.training.heads.head_making import usual_form
+from polydraft.training.heads.loop import HeadRecipe, run_steps
+from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.new_heads import OFFICIAL, NewHead
+from polydraft.training.heads.shards import Shards, WrittenShards
+
+TRIED, DISTILLED = 0.48, 0.76
+"""The shares of the budget that are spent when trials end, and when distilling does."""
+TEXTS = 8
+"""Texts of a step."""
+LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
+"""The bounds of a run's steps, how often it is measured, and after how many measurements without a rise it ends."""
+BESIDES, SLOWER = 1.2, 1.5
+"""What a step takes more than its two passes, and what a trial may take more than was foreseen."""
+CURVE, TRIALS, RUN, BEST, BEGUN = "curve", "trials", "run", "best", "begun.safetensors"
+Noting = Callable[[], AbstractContextManager[Callable[[], bool]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Distilling:
+    """What all runs have in common.
+
+    Args:
+        target: the target.
+        given: the user's own draft model, if it is to be tuned; else None.
+        text: the target's text.
+        held_out: the texts to choose by.
+        work: where everything is kept.
+        budget: the time.
+        costs: of each form.
+        seed: of runs.
+        noting: gives a function that tells whether somebody has interrupted.
+    """
+
+    target: HuggingFaceModel
+    given: Any
+    text: WrittenShards
+    held_out: HeldOutTexts
+    work: WorkFolder
+    budget: Budget
+    costs: Mapping[str, FormCost]
+    seed: int
+    noting: Noting
+
+    def new(self, form: DraftForm, loss: str) -> NewHead:
+        """Return a draft that has learnt nothing yet; the same every time."""
+        heat = max(self.held_out.rows) or 1.0
+        texts = torch.stack([Shards(self.text.learnt)[place]["ids"] for place in range(min(TEXTS, self.rows))])
+        ends = TargetEnds.of(self.target.model)
+        material = Material(self.target, ends, self.given, texts.to(self.target.device), heat)
+        return seeded(form, material, loss, self.seed)
+
+    @property
+    def rows(self) -> int:
+        """How many texts there are to learn from."""
+        return len(Shards(self.text.learnt))
+
+    def learnt(self, form: DraftForm) -> Shards:
+        """Return the texts to learn from, with what a form asks for."""
+        return Shards(self.text.learnt, heats=form.is_model)
+
+    def point(self, draft: NewHead, step: int) -> CurvePoint:
+        """Measure a draft on held-out text."""
+        found = self.held_out.worth(draft)
+        calls = tokens_per_call(found)
+        overlap = {f"{heat:g}": round(one.overlap[0], 4) for heat, one in found.items()}
+        told = {f"{heat:g}": round(value, 4) for heat, value in calls.items()}
+        return CurvePoint(step, told, round(score(calls), 5), overlap, round(self.budget.used / 60, 3))
+
+    def run(
+        self,
+        draft: NewHead,
+        form: DraftForm,
+        recipe: HeadRecipe,
+        folder: Path,
+        after: Callable[[int], bool],
+    ) -> None:
+        """Take steps, with Ctrl-C seen between them.
+
+        Raises:
+            KeyboardInterrupt: it was pressed.
+        """
+        with self.noting() as interrupted:
+            run_steps(
+                draft.training,
+                self.learnt(form),
+                folder,
+                recipe,
+                lambda step, _: after(step),
+                interrupted,
+                self.target.device,
+            )
+
+
+def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch.device) -> float:
+    """Return about how long a step takes: the second of two, since the first one makes what is kept."""
+    rows = [texts[place % len(texts)] for place in range(TEXTS)]
+    batch: dict[str, Tensor] = {name: torch.stack([one[name] for one in rows]).to(device) for name in rows[0]}
+    draft.training.to(device).train()
+    began = 0.0
+    for _ in range(2):
+        began = budget.used
+        draft.training(**batch)["loss"].backward()
+    draft.training.zero_grad()
+    return max(1e-4, BESIDES * (budget.used - began))
+
+
+def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapping[str, Any]:
+    """Try every form with its loss for a part of the time, and return what the best of them was.
+
+    Its weights are kept, to go on from. Forms are compared by what their tokens per call are worth here.
+    """
+    work, budget = distilling.work, distilling.budget
+    trials: list[dict[str, Any]] = work.read(TRIALS) or []
+    for number, (form, loss) in enumerate(arms):
+        if number < len(trials):
+            continue
+        draft, texts = distilling.new(form, loss), distilling.learnt(form)
+        if form.word == TUNED and not number:
+            _keep_start(distilling, draft, form)
+        seconds = budget.left(TRIED) / (len(arms) - number)
+        each = seconds_of_step(draft, texts, budget, distilling.target.device)
+        steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
+        recipe = _recipe(form, steps + 1, distilling.seed)
+        folder, last = work.path / f"trial-{number}", _Last(steps, budget.used + SLOWER * seconds, budget)
+        distilling.run(draft, form, recipe, folder, last)
+        shutil.rmtree(folder, ignore_errors=True)
+        point = distilling.point(draft, steps)
+        value = distilling.costs[form.word].value(point.score)
+        if all(value > one["value"] for one in trials):
+            write_weights(draft.training, work.path / BEGUN)
+        trials.append({"form": form.word, "loss": loss, "value": value, "step": each, "point": point.as_dict()})
+        work.write(TRIALS, trials)
+        work.write(SPENT, budget.used)
+    return max(trials, key=lambda one: one["value"])
+
+
+@dataclass(frozen=True)
+class _Last:
+    """Tells of a step whether it was a trial's last one: by its number, or since it took too long."""
+
+    steps: int
+    latest: float
+    budget: Budget
+
+    def __call__(self, step: int) -> bool:
+        return step >= self.steps or self.budget.used > self.latest
+
+
+def _keep_start(distilling: Distilling, draft: NewHead, form: DraftForm) -> None:
+    """Measure a given draft before its first step, so that nothing that is worse is kept."""
+    if distilling.work.read(CURVE) is None:
+        point = distilling.point(draft, 0)
+        keep_best(distilling, draft, form, point)
+        distilling.work.write(CURVE, [point.as_dict()])
+
+
+def _recipe(form: DraftForm, steps: int, seed: int, every: int = 10**9) -> HeadRecipe:
+    return HeadRecipe(
+        steps=steps,
+        texts=TEXTS,
+        matrix_rate=form.rate,
+        other_rate=form.rate / 2,
+        warmup=0.05,
+        save_every=every,
+        seed=seed,
+    )
+
+
+def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any]) -> list[CurvePoint]:
+    """Go on with the best trial until the time is over or nothing rises, and return the curve; the best step is kept.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; the best step so far is kept.
+    """
+    work, budget = distilling.work, distilling.budget
+    curve, begun = curve_of(work), int(trial["point"]["step"])
+    if work.read(RUN) is not None and work.read(RUN).get("over"):
+        return curve
+    draft = distilling.new(form, trial["loss"])
+    read_weights(draft.training, work.path / BEGUN)
+    if all(one.step != begun for one in curve):
+        _add(distilling, draft, form, curve, CurvePoint(**trial["point"]))
+    plan = work.read(RUN) or {"steps": max(1, min(MOST_STEPS, int(budget.left(DISTILLED) / trial["step"])))}
+    work.write(RUN, plan)
+    steps = plan["steps"]
+    every = max(1, steps // MEASUREMENTS)
+
+    def after(step: int) -> bool:
+        over = step >= steps or budget.over(DISTILLED)
+        if step % every and not over:
+            return False
+        _add(distilling, draft, form, curve, distilling.point(draft, begun + step))
+        return over or stale([one.score for one in curve if one.step > begun])
+
+    if not budget.over(DISTILLED):
+        distilling.run(draft, form, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after)
+    work.write(RUN, {**plan, "over": True})
+    return curve
+
+
+def _add(distilling: Distilling, draft: NewHead, form: DraftForm, curve: list[CurvePoint], point: CurvePoint) -> None:
+    """Add a point to a curve, in place of one of the same step, and keep the draft if it is the best."""
+    curve[:] = sorted([one for one in curve if one.step != point.step] + [point], key=lambda one: one.step)
+    if isfinite(point.score) and best_of([one for one in curve if isfinite(one.score)]) is point:
+        keep_best(distilling, draft, form, point)
+    distilling.work.write(CURVE, [one.as_dict() for one in curve])
+    distilling.work.write(SPENT, distilling.budget.used)
+
+
+def stale(scores: Sequence[float]) -> bool:
+    """Tell whether the last three of a run's measurements are no higher than what was there before them.
+
+    What was measured before the run does not count: its rate is high at first, and much of the gain comes as it falls.
+    """
+    return len(scores) > PATIENCE and max(scores[-PATIENCE:]) <= max(scores[:-PATIENCE])
+
+
+def keep_best(distilling: Distilling, draft: NewHead, form: DraftForm, point: CurvePoint) -> None:
+    """Write a draft as a folder, then let the work say that this is the best one, then drop the others."""
+    work = distilling.work
+    name = f"{BEST}-{point.step:06d}"
+    shutil.rmtree(work.path / name, ignore_errors=True)
+    told = f"An unfinished draft: `polydraft align` was at step {point.step}, and has no verdict yet.\n"
+    official = OFFICIAL if form.is_model else usual_form(form.word, None)
+    with torch.no_grad():
+        draft.write(work.path / name, distilling.target, official, told)
+    work.write(BEST, {"folder": name, "step": point.step})
+    for other in work.path.glob(f"{BEST}-*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def curve_of(work: WorkFolder) -> list[CurvePoint]:
+    """Return the curve so far."""
+    return [CurvePoint(**one) for one in work.read(CURVE) or []]
+
+
+def best_folder(work: WorkFolder) -> Path | None:
+    """Return where the best draft so far is; None if there is none."""
+    found = work.read(BEST)
+    return None if found is None else work.path / found["folder"]

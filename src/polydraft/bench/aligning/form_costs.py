@@ -1,0 +1,86 @@
+"""What steps with a draft take on this machine, and how often its drafts would have to be right to pay."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polydraft.drafters import Drafter
+from polydraft.engine.choices import default_verifier
+from polydraft.engine.measured import measured
+from polydraft.models import HuggingFaceModel
+from polydraft.probs import SamplingParams
+from polydraft.theory import tokens_per_call
+from polydraft.trees import Chain, TreeShape
+
+LONGEST = 5
+"""The drafts of the longest chain that is looked at."""
+PAYS, REACHABLE = 1.05, 0.95
+"""A draft pays if it is this much faster than plain decoding with an overlap that training can reach."""
+FINE = 1000
+
+
+@dataclass(frozen=True)
+class FormCost:
+    """What steps with chains of 1, 2, ... drafts take, in steps of plain decoding.
+
+    Args:
+        steps: for each length; () where passes are too slow to be timed, and then drafts nearly always pay.
+        level: one draft pass, in passes of the target.
+    """
+
+    steps: tuple[float, ...] = ()
+    level: float | None = None
+
+    def speed(self, overlap: float) -> float:
+        """Return how much faster than plain decoding the best chain is if each draft is accepted so often."""
+        if not self.steps:
+            return tokens_per_call(overlap, LONGEST)
+        return max(tokens_per_call(overlap, length) / step for length, step in enumerate(self.steps, 1))
+
+    def needed(self, speed: float) -> float | None:
+        """Return the least overlap that makes a chain that much faster; None where not even all drafts would."""
+        return next((place / FINE for place in range(FINE + 1) if self.speed(place / FINE) >= speed), None)
+
+    @property
+    def pays(self) -> bool:
+        """Whether it can pay."""
+        needed = self.needed(PAYS)
+        return needed is not None and needed <= REACHABLE
+
+    def value(self, tokens: float) -> float:
+        """Return what chains of all drafts are worth that bring so many tokens a call, to compare forms."""
+        return tokens / self.steps[-1] if self.steps else tokens
+
+    def in_words(self) -> str:
+        """Say what a draft costs and what it needs."""
+        if self.level is None:
+            return "passes are too slow to be timed, so that drafts are taken to pay"
+        needed = self.needed(PAYS)
+        told = f"a draft pass takes {self.level:.2f} of the target's"
+        if needed is None:
+            return f"{told}: chains of up to {LONGEST} are no faster than plain decoding whatever is accepted"
+        return f"{told}, which needs an overlap of {needed:.2f} to be {PAYS}x of plain decoding"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "FormCost":
+        """Return what values by name say."""
+        return cls(tuple(values["steps"]), values["level"])
+
+
+def cost_of(target: HuggingFaceModel, drafter: Drafter, heat: float) -> FormCost:
+    """Time passes, drafts and steps of a drafter for its target; what was measured before is known.
+
+    Args:
+        heat: the temperature that texts are watched at.
+    """
+    params = SamplingParams(temperature=heat)
+    found = measured(target, drafter, default_verifier(drafter, params), Chain(LONGEST), heat)
+    if found is None:
+        return FormCost()
+    costs, plain = found.costs, found.costs.of(TreeShape(()))
+    steps = tuple(costs.of(TreeShape(((1,),) * length)) / plain for length in range(1, LONGEST + 1))
+    return FormCost(steps, found.level / found.passes[0][1])
