@@ -49,7 +49,7 @@ def test_names_are_found_in_code_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["generate", "stream", "generate_many", "compare", "tune", "fetch", "load", "load_pair"]
+    "name", ["align", "generate", "stream", "generate_many", "compare", "tune", "fetch", "load", "load_pair"]
 )
 def test_the_public_calls_are_functions(name: str) -> None:
     assert name in polydraft.__all__

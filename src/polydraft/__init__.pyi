@@ -1,3 +1,4 @@
+from .bench.aligning import align
 from .catalogue import parse_policy
 from .drafters import (
     AdapterDrafter,
@@ -208,6 +209,7 @@ __all__ = [
     "Widths",
     "WithoutReplacement",
     "__version__",
+    "align",
     "compare",
     "draw_svg",
     "draw_text",

@@ -88,7 +88,7 @@ def test_a_loss_is_its_definition_at_the_texts_own_temperatures(loss: str) -> No
     one, (texts, heats) = training(loss), batch()
     found, wanted = one(**vars(texts), heat=heats)["loss"], expected(loss, one)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    weights = one.network.get_output_embeddings().weight  # pyright: ignore[reportAttributeAccessIssue]
+    weights = one.network.get_output_embeddings().weight  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     slopes = [torch.autograd.grad(value, weights)[0] for value in (found, wanted)]
     torch.testing.assert_close(*slopes, rtol=1e-3, atol=1e-5)
     assert float(slopes[0].abs().max()) > 1e-4

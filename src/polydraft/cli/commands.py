@@ -252,7 +252,8 @@ add(
     "align",
     AlignOptions,
     "polydraft.cli.benchmark.align:run_align",
-    "Tell how many tokens a target call brings with a draft model or head, on text that the target writes.",
+    "Make a draft for a target, or tune one, and judge it by the clock; exit code 3 if it is no better. With "
+    "--measure: tell how many tokens a target call brings with a draft.",
 )
 add(
     app,

@@ -1,7 +1,8 @@
 """The command line as a process: Ctrl-C, exit codes, and one sentence for whatever goes wrong.
 
-Exit codes: 0 done; 1 done, and the finding is bad, or standard output was lost; 2 a bad call; 70 an error of ours; 130
-Ctrl-C; 141 nobody reads standard output any more.
+Exit codes: 0 done; 1 done, and the finding is bad, or standard output was lost; 2 a bad call; 3 a draft was made and is
+no better than what was there before, or none can pay; 70 an error of ours; 130 Ctrl-C; 141 nobody reads standard output
+any more.
 """
 
 import _thread
@@ -32,7 +33,7 @@ from polydraft.options.value_checks import has_half_character
 from polydraft_command import INTERRUPTED, leave, say
 from polydraft_command import stopped as say_stopped
 
-FAILED, BAD_CALL, OURS, UNREAD = 1, 2, 70, 141
+FAILED, BAD_CALL, NO_BETTER, OURS, UNREAD = 1, 2, 3, 70, 141
 _SAID: list[str] = []
 """What was said to be kept when Ctrl-C was pressed: it is said once."""
 DEBUG = "POLYDRAFT_DEBUG"

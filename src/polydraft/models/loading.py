@@ -235,12 +235,14 @@ def check_same_tokens(
     """Check that every token id means the same to both models.
 
     Raises:
-        VocabularyMismatch: an id stands for different tokens; the text shows the first one.
+        VocabularyMismatch: an id stands for different tokens; the text shows the first one, and how many there are.
     """
-    for index, token, other in differing_tokens(target, draft):
+    differing = [*differing_tokens(target, draft)]
+    if differing:
+        index, token, other = differing[0]
         raise VocabularyMismatch(
-            f"{target_name} and {draft_name} have different tokenizers: id {index} is {token!r} in the one "
-            f"and {other!r} in the other; take a draft model of the same family."
+            f"{target_name} and {draft_name} have different tokenizers: id {index} is {token!r} in the one and "
+            f"{other!r} in the other, and {len(differing)} tokens differ; take a draft model of the same family."
         )
     check_same_size(len(target), len(draft))
 

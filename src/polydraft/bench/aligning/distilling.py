@@ -1,4 +1,4 @@
-"""Making and distilling: a few forms and losses tried briefly, the best gone on with, and the best step of that kept."""
+"""Making and distilling: a few forms and losses are tried briefly, and the best step of the best is kept."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -72,7 +72,11 @@ def curve_svg(curve: Sequence[CurvePoint]) -> str:
             f'<text x="{EDGE + 4}" y="{EDGE - 22 + 13 * number}" fill="{colour}">temperature {heat}</text>',
         ]
     axes = f"M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}"
-    labels = [(4, HEIGHT - EDGE, f"{low:.2f}"), (4, EDGE + 4, f"{high:.2f}"), (WIDTH - EDGE - 20, HEIGHT - 22, str(last))]
+    labels = [
+        (4, HEIGHT - EDGE, f"{low:.2f}"),
+        (4, EDGE + 4, f"{high:.2f}"),
+        (WIDTH - EDGE - 20, HEIGHT - 22, str(last)),
+    ]
     parts += [f'<text x="{x}" y="{y}">{text}</text>' for x, y, text in labels]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '

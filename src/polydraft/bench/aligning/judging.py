@@ -4,6 +4,7 @@
 favours it: so it takes more to be called better.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,7 +84,8 @@ def compare(
     done, least = results.done(arms), len(settings.temperatures)
     if len(done) >= least and left() <= 0:
         return
-    with tqdm(total=round(left()), desc="plain, before and after", unit="s") as bar:
+    with tqdm(total=round(left()), desc="plain, before and after", unit="s") as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # arms that find that drafts do not pay are measured all the same
         for records in measure_speed(pair, arms, prompts, settings, done):
             results.add(records)
             taken = sum(one.seconds for one in records)
@@ -128,7 +130,9 @@ def verdict_of(judged: Sequence[Judged], beside: str = "") -> AlignmentVerdict:
     told = "; ".join(ratio_in_words(one) for one in judged)
     few = any(one.ratio.low is None for one in judged)
     why = " Fewer than two prompts were judged, so that nothing is sure: give more prompts or minutes." if few else ""
-    return AlignmentVerdict(wins and holds, f"after / before is {told}.{why}{f' {beside}' if beside else ''}", (*judged,))
+    return AlignmentVerdict(
+        wins and holds, f"after / before is {told}.{why}{f' {beside}' if beside else ''}", (*judged,)
+    )
 
 
 def ratio_in_words(one: Judged) -> str:

@@ -1,4 +1,4 @@
-"""`polydraft align`: a draft for the user's own target. So far it measures drafts."""
+"""`polydraft align`: a draft for the user's own target, made and judged; or, with --measure, a draft measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
 from polydraft.bench.prompts.prompt import encode
+from polydraft.cli.benchmark.align_making import run_making
 from polydraft.cli.clashes import read_asked, refuse_clashes
 from polydraft.cli.printing import columns, counted, print_json_line
 from polydraft.cli.printing import console as new_console
@@ -22,20 +23,29 @@ from polydraft.training.heads.head_making import end_ids_of
 
 EXCERPT_TOKENS = 64
 USUAL_HEATS = (0.0, 1.0)
+LENGTH, LIMIT = 5, 16
+"""The drafts of the longest chain, and the prompts of each task, where a draft is measured."""
+OF_MAKING = {"out": "--out", "work": "--work", "minutes": "--minutes", "form": "--form", "losses": "--loss"}
+OF_MAKING |= {"texts": "--texts"}
+"""The options that are of no use where a draft is measured alone."""
 
 
 def run_align(request: AlignOptions) -> int:
-    """Measure a draft and print what it is worth; return the exit code: 0, or 130 after Ctrl-C.
+    """Make a draft and judge it, or measure one, and print what was found.
+
+    Returns the exit code: 0, 3 if what was made is no better than what was there before, or 130 after Ctrl-C.
 
     Raises:
-        InvalidParameter: nothing is to be measured, options that do not go together, or prompts that do not fit.
-        PolydraftError: what cannot be loaded or measured.
+        InvalidParameter: options that do not go together, or prompts that do not fit.
+        PolydraftError: what cannot be loaded, made or measured.
     """
+    if not request.measure:
+        return run_making(request)
     heats = request.temperatures or USUAL_HEATS
     check_request(request, heats)
     notes = new_console(errors=True, quiet=request.as_json)
     sources = request.prompts or (("python",) if request.target == "pair" else ("humaneval", "gsm8k"))
-    prompts = read_asked(sources, request.limit, request.chat_template)
+    prompts = read_asked(sources, request.limit or LIMIT, request.chat_template)
     try:
         with notes.status("Loading the models ..."):
             pair = load(request.target, request.draft, dtype=request.dtype, device=request.device)
@@ -57,11 +67,12 @@ def check_request(request: AlignOptions, heats: Sequence[float]) -> None:
     """Check what can be checked before models are loaded.
 
     Raises:
-        InvalidParameter: nothing is to be measured, options that do not go together, or a temperature out of range.
+        InvalidParameter: options that do not go together, or a temperature out of range.
     """
     twice = ", ".join(f"{heat:g}" for heat in heats)
+    idle = [flag for name, flag in OF_MAKING.items() if getattr(request, name) not in (None, ())]
     refuse_clashes(
-        (not request.measure, "`polydraft align` cannot make drafts yet: give --measure and --draft to measure one."),
+        (idle, f"{' and '.join(idle)} would do nothing with --measure, which makes no draft: leave one of them out."),
         (request.draft is None, "--draft is missing: name the draft model or head that is to be measured."),
         (len({*heats}) < len(heats), f"A temperature is given twice: {twice}."),
     )
@@ -70,7 +81,7 @@ def check_request(request: AlignOptions, heats: Sequence[float]) -> None:
 
 
 def _fitting(pair: Pair, prompts: Sequence[Tensor], request: AlignOptions) -> list[Tensor]:
-    room = HuggingFaceModel(pair.target).context - request.max_new_tokens - request.length
+    room = HuggingFaceModel(pair.target).context - request.max_new_tokens - (request.length or LENGTH)
     fitting = [ids for ids in prompts if 0 < len(ids) <= room]
     if not fitting:
         raise InvalidParameter(
@@ -87,7 +98,7 @@ def _measured(pair: Pair, prompts: Sequence[Tensor], heat: float, request: Align
         draft,
         prompts,
         SamplingParams(temperature=heat),
-        length=request.length,
+        length=request.length or LENGTH,
         new_tokens=request.max_new_tokens,
         ends=end_ids_of(cast(Any, pair.target)),
         seed=request.seed,

@@ -1,16 +1,19 @@
 """Options of `polydraft align`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from polydraft.options.commands.option_groups import (
     CHAT_TEMPLATE,
     DEVICE,
     DRAFT,
     DTYPE,
+    FOLDER,
     JSON,
     LIMIT,
     MEASURING,
     NEW_TOKENS,
+    OUTPUT,
     PROMPT_FILES,
     SEED,
     TARGET,
@@ -18,16 +21,42 @@ from polydraft.options.commands.option_groups import (
 from polydraft.options.option import count, option
 from polydraft.options.sampling_options import SAMPLING
 
+TRAINING = "Training"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlignOptions:
-    """One call of `polydraft align`."""
+    """One call of `polydraft align`; what is None has another default for making than for measuring, or none."""
 
     target: str = TARGET.but(
         help="Target model: folder, .gguf file, hub name, smollm2, or pair.", argument=True
     ).needed()
-    draft: str | None = DRAFT.but(help="Draft model or head: folder, hub name, pair-draft, self:int8, mtp.").usually(
-        None
+    draft: str | None = DRAFT.but(
+        help="Draft model to begin with: folder, hub name, pair-draft; or with --measure also a head, self:int8, mtp."
+    ).usually(None)
+    out: Path | None = FOLDER.but(help="The new draft's folder. Default: aligned.", panel=OUTPUT).usually(None)
+    work: Path | None = FOLDER.but(
+        help="The target's text and checkpoints; the same call goes on from here. Default: OUT-work.",
+        panel=OUTPUT,
+    ).usually(None)
+    minutes: float | None = option(None, "The time of all stages together. Default: 20.", TRAINING)
+    form: str | None = option(
+        None,
+        "What the draft is made of: auto (what can pay here), tuned (--draft goes on learning), layers (some of the "
+        "target's), small (a new model), or a kind of head of `polydraft train head`. Default: auto.",
+        TRAINING,
+        metavar="NAME",
+    )
+    losses: tuple[str, ...] = option(
+        (),
+        "A loss to try, may be repeated: fkl, rkl, jsd, tvd, lk-alpha, lk-lambda, fkl+lk-alpha, calls. Default: two or "
+        "three that suit the form.",
+        TRAINING,
+        metavar="NAME",
+        flag="--loss",
+    )
+    texts: int | None = count(
+        None, "Texts that the target writes behind a prompt, at most. Default: as many as there is time for.", TRAINING
     )
     measure: bool = option(
         False, "Tell how many tokens a target call brings with this draft, on text that the target writes.", MEASURING
@@ -35,12 +64,12 @@ class AlignOptions:
     dtype: str = DTYPE.usually("auto")
     device: str = DEVICE.usually("auto")
     prompts: tuple[str, ...] = PROMPT_FILES.usually(())
-    limit: int = LIMIT.usually(16)
+    limit: int | None = LIMIT.but(help="Prompts of each task. Default: all; with --measure 16.").usually(None)
     chat_template: bool | None = CHAT_TEMPLATE.usually(None)
     temperatures: tuple[float, ...] = option(
         (), "0 is greedy; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
     )
-    length: int = count(5, "Drafts of the longest chain.", MEASURING, most=64)
+    length: int | None = count(None, "With --measure: drafts of the longest chain. Default: 5.", MEASURING, most=64)
     max_new_tokens: int = NEW_TOKENS.usually(64)
     seed: int = SEED.usually(0)
     as_json: bool = JSON.usually(False)

@@ -1,4 +1,4 @@
-"""What a draft may be made of for a target: a given draft model, some of the target's layers, a small new model, a head.
+"""What a draft may be made of for a target: a draft model, some of its layers, a new model, a head.
 
 Layers are chosen by block influence (ShortGPT, arXiv 2403.03853): BI_l = 1 - E cos(h_l, h_{l+1}) over the states before
 and behind a layer. A pruned copy drafts badly until it is healed, which is what the distillation is for.
@@ -7,6 +7,7 @@ and behind a layer. A pruned copy drafts badly until it is healed, which is what
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -121,7 +122,9 @@ def _small(material: Material, loss: str) -> NewHead:
     channels = min(CHANNELS, own.channels)
     anatomy = Anatomy(width, 3 * width, width // channels, 1, channels, rotation=own.rotation)
     basis = principal(ends.rows, width)
-    embedding = ends.embedding @ (basis if ends.embedding.shape == ends.rows.shape else principal(ends.embedding, width))
+    embedding = ends.embedding @ (
+        basis if ends.embedding.shape == ends.rows.shape else principal(ends.embedding, width)
+    )
     return _learning(new_llama(target, embedding, ends.rows @ basis, anatomy, NEW_LAYERS), material, loss)
 
 
@@ -146,8 +149,7 @@ def principal(table: Float[Tensor, "V w"], width: int) -> Float[Tensor, "w d"]:
 def block_influence(model: PreTrainedModel, ids: Int[Tensor, "b t"]) -> Float[Tensor, " l"]:
     """Return BI_l of every layer on a text."""
     states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-    pairs = zip(states, states[1:], strict=False)
-    alike = [torch.cosine_similarity(one.float(), other.float(), -1).mean() for one, other in pairs]
+    alike = [torch.cosine_similarity(one.float(), other.float(), -1).mean() for one, other in pairwise(states)]
     return 1 - torch.stack(alike)
 
 

@@ -76,8 +76,8 @@ DRAFT_LOSSES: Mapping[str, DraftLoss] = {
     "fkl+lk-alpha": DraftLoss(_pair_distance),
     "calls": DraftLoss(forward_divergence, weight=0.1, calls=1.0),
 }
-"""By its word: KL(p || q); KL(q || p); JSD at the middle, scaled; the total variation; -log alpha; LK's mixture; the sum
-that the embedded draft was distilled by; and the expected target calls per token under block verification, with a
+"""By its word: KL(p || q); KL(q || p); JSD at the middle, scaled; the total variation; -log alpha; LK's mixture; the
+sum that the embedded draft was distilled by; and the expected target calls per token under block verification, with a
 little KL(p || q) beside it as an anchor, which is for drafts that are close already."""
 
 

@@ -50,7 +50,7 @@ class HeldOutTexts:
         return cls(target, {heat: rows for heat, rows in found.items() if rows})
 
     def worth(self, draft: NewHead) -> dict[float, DraftWorth]:
-        """Return what a draft is worth on the texts, by temperature: whole texts of draft models, beginnings of heads."""
+        """Return what a draft is worth on the texts, by temperature; of heads the texts' beginnings count."""
         was = draft.training.training
         draft.training.eval()
         try:

@@ -142,7 +142,12 @@ def write_shards(
     folder.mkdir(parents=True, exist_ok=True)
     usual = heats == TEMPERATURES and held_out is None
     _check_settings(
-        folder / "writing.json", target, fitting, reads, writing, {} if usual else {"heats": heats, "held_out": held_out}
+        folder / "writing.json",
+        target,
+        fitting,
+        reads,
+        writing,
+        {} if usual else {"heats": heats, "held_out": held_out},
     )
     (order,) = Noise.from_seed(writing.seed, 1).generators
     mixed = [fitting[place] for place in torch.randperm(len(fitting), generator=order).tolist()]

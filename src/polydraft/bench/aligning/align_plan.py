@@ -1,0 +1,90 @@
+"""What is asked of an alignment, and what became of it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.aligning.draft_card import CurvePoint
+from polydraft.bench.aligning.form_costs import FormCost
+from polydraft.bench.aligning.judging import AlignmentVerdict
+from polydraft.bench.speed import SpeedSettings
+from polydraft.errors import InvalidParameter
+from polydraft.training.alignment.draft_forms import draft_form
+
+AUTO = "auto"
+LEAST_MINUTES = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignPlan:
+    """What is asked for.
+
+    Args:
+        out: the folder of the draft.
+        work: what the stages leave, to go on from; None for `out` with "-work" behind it.
+        minutes: the time of all stages together.
+        form: one of `FORMS`, or "auto" for what can pay.
+        losses: which are tried; () for the usual ones of the form.
+        temperatures: which are served.
+        texts: how many texts are written behind a prompt at most; None for as many as there is time for.
+        max_new_tokens: of each text that is judged by the clock.
+        seed: of everything that is drawn.
+
+    Raises:
+        InvalidParameter: a value out of its range, or folders that cannot be used.
+    """
+
+    out: Path
+    work: Path | None = None
+    minutes: float = 20.0
+    form: str = AUTO
+    losses: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    texts: int | None = None
+    max_new_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.minutes >= LEAST_MINUTES or self.minutes == float("inf"):
+            raise InvalidParameter(f"--minutes must be at least {LEAST_MINUTES}, but is {self.minutes:g}.")
+        if self.texts is not None and self.texts < 1:
+            raise InvalidParameter(f"At least 1 text is written behind a prompt, not {self.texts}.")
+        if self.form != AUTO:
+            draft_form(self.form).chosen_losses(self.losses)
+        SpeedSettings(temperatures=self.temperatures, max_new_tokens=self.max_new_tokens, seed=self.seed)
+        if self.place.resolve() == self.out.resolve():
+            raise InvalidParameter("--out and --work are the same folder: the draft belongs into one of its own.")
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise InvalidParameter(f"--out {self.out} is not empty; name a new folder.")
+
+    @property
+    def place(self) -> Path:
+        """The work folder."""
+        return self.work or self.out.with_name(f"{self.out.name}-work")
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What became of it.
+
+    Args:
+        verdict: whether the draft is better than what was there before.
+        folder: where it is; None where no form can pay, and nothing was made.
+        form: what it is made of.
+        loss: what it learnt by.
+        curve: what it was worth on held-out text.
+        costs: of the forms that were looked at.
+        minutes: that all stages took.
+    """
+
+    verdict: AlignmentVerdict
+    folder: Path | None
+    form: str = ""
+    loss: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    costs: dict[str, FormCost] | None = None
+    minutes: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values by name, for JSON."""
+        return {**asdict(self), "folder": None if self.folder is None else str(self.folder)}

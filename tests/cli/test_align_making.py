@@ -1,0 +1,235 @@
+"""`polydraft align` makes a draft, judges it, goes on where it was, and refuses what cannot be done in one sentence."""
+
+import errno
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import polydraft
+from polydraft.bench.aligning import AlignPlan, kept_best, run_alignment
+from polydraft.bench.aligning import align_stages as stages
+from polydraft.bench.aligning import distilling as runs
+from polydraft.bench.aligning.form_costs import FormCost
+from polydraft.cli import main
+from polydraft.errors import InvalidParameter
+
+Call = Callable[..., int]
+PAYS, LOSES = FormCost((1.1, 1.15, 1.2, 1.25, 1.3), 0.05), FormCost((2.1, 3.1, 4.1, 5.1, 6.1), 1.0)
+PROMPTS = [f"def f{number}(a):\n    return" for number in range(12)]
+
+
+def ticking(tick: float = 0.05) -> Callable[[], float]:
+    """Return a clock by which every look takes as long."""
+    count = itertools.count()
+    return lambda: tick * next(count)
+
+
+@pytest.fixture
+def here(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a target and a draft, where everything pays and no arm times its passes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").symlink_to(folders[0])
+    (tmp_path / "draft").symlink_to(folders[1])
+    rows = [json.dumps({"prompt": one}) for one in PROMPTS]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    monkeypatch.setenv("POLYDRAFT_MEASURE", "no")
+    monkeypatch.setattr(stages, "cost_of", lambda *_: PAYS)
+    return tmp_path
+
+
+def plan(**changes: Any) -> AlignPlan:
+    return AlignPlan(
+        **{"out": Path("made"), "minutes": 0.2, "max_new_tokens": 8, "losses": ("jsd", "lk-alpha"), **changes}
+    )
+
+
+def test_a_draft_is_tuned_judged_and_loads(here: Path) -> None:
+    said = list[str]()
+    found = run_alignment("target", "draft", PROMPTS, plan(), say=said.append, clock=ticking())
+    assert (found.form, found.folder) == ("tuned", Path("made")) and found.loss in ("jsd", "lk-alpha")
+    assert [line[:12] for line in said if line.startswith("Stage")] == [
+        f"Stage {number} of 5" for number in range(1, 6)
+    ]
+    assert found.curve[0].step == 0 and max(one.score for one in found.curve) > found.curve[0].score + 0.05
+    assert {one.temperature for one in found.verdict.judged} == {0.0, 1.0}
+    for one in found.verdict.judged:
+        assert {*one.over_plain} >= {"given draft", "drafts from text", "after"} and one.before != "after"
+    card = Path("made/README.md").read_text()
+    assert f"**{found.verdict.word}**" in card and "kept" in card and Path("made/curve.svg").is_file()
+    pair = polydraft.load("target", "made")
+    prompt = pair.tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
+    drafted, plain = (
+        polydraft.generate(pair.target, prompt, drafter=one, do_sample=False, max_new_tokens=12).sequences.tolist()
+        for one in (pair.draft, None)
+    )
+    assert drafted == plain
+    given, made = (load_file(Path(one) / "model.safetensors") for one in ("draft", "made"))
+    assert any(not torch.equal(given[name].bfloat16(), made[name]) for name in made)
+    with pytest.raises(InvalidParameter, match="--out made is not empty"):
+        plan()
+    json.dumps(found.as_dict())
+
+
+@pytest.mark.parametrize("place", ["tried", "distilled", "compare"])
+def test_the_same_call_goes_on_behind_an_interruption(here: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stages, place, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
+    work = here / "made-work"
+    kept = {one: one.stat().st_mtime_ns for one in work.rglob("*") if one.suffix == ".safetensors" and one.is_file()}
+    assert kept and (kept_best(work) is None) == (place == "tried") and not Path("made").exists()
+    spent = json.loads((work / "spent.json").read_text())
+    found = run_alignment("target", "draft", PROMPTS, plan(minutes=0.4), clock=ticking())
+    assert found.folder == Path("made") and found.minutes * 60 > spent
+    texts = [one for one in kept if one.parent.name == "text"]
+    assert texts and all(one.stat().st_mtime_ns == kept[one] for one in texts)
+
+
+def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(here: Path) -> None:
+    asked = itertools.count()
+
+    @contextmanager
+    def noting() -> Iterator[Callable[[], bool]]:
+        yield lambda: (here / "made-work" / "main").is_dir() and next(asked) > 3
+
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment("target", "draft", PROMPTS, plan(), clock=ticking(), noting=noting)
+    work = here / "made-work"
+    best = kept_best(work)
+    assert best is not None and polydraft.load("target", best).draft is not None
+    assert [*(work / "main").glob("checkpoint-*")]
+    before = json.loads((work / "curve.json").read_text())
+    found = run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
+    assert len(found.curve) > len(before) and [one.as_dict() for one in found.curve[:2]] == before[:2]
+
+
+def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a rate of nearly one, weights are destroyed: the given draft stays, and the verdict says so."""
+    form = runs.DraftForm("tuned", stages.FORMS["tuned"].make, 0.9, ("tvd",), ("tvd",))
+    monkeypatch.setattr(stages, "FORMS", {"tuned": form})
+    monkeypatch.setattr("polydraft.bench.aligning.alignable.FORMS", {"tuned": form})
+    found = run_alignment("target", "draft", PROMPTS, plan(losses=("tvd",), form="tuned"), clock=ticking())
+    assert not found.verdict.better and "No step of training was worth more" in found.verdict.reason
+    assert torch.equal(
+        load_file("made/model.safetensors")["lm_head.weight"],
+        load_file("draft/model.safetensors")["lm_head.weight"].bfloat16(),
+    )
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["polydraft", "align", "target", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return int(exit_.value.code or 0)
+
+    return run
+
+
+def test_what_cannot_pay_is_refused_with_its_reason_and_a_code_of_its_own(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
+    assert call("--prompts", "rows.jsonl", "--minutes", "0.2", "--json") == 3
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] is None and "No form of draft can pay on this machine" in told["verdict"]["reason"]
+    assert {*told["costs"]} == {"layers", "small", "mixing"} and not Path("aligned").exists()
+
+
+BAD = [
+    (("--prompts", "empty.jsonl"), "the file has no prompt in it"),
+    (("--prompts", "one.jsonl"), "needs 3 prompts or more"),
+    (("--prompts", "long.jsonl"), "3 different prompts or more"),
+    (("--minutes", "0.1"), "--minutes must be at least 0.2, but is 0.1"),
+    (("--form", "boost"), "lora, width, vocabulary, boost are not made yet"),
+    (("--form", "smal"), "did you mean small"),
+    (("--form", "tuned"), "There is no draft model to tune"),
+    (("--form", "mixing", "--loss", "tvd"), "form mixing learns by"),
+    (("--draft", "draft", "--loss", "jsb"), "No form learns by the losses jsb"),
+    (("--draft", "self:int8"), "draft models alone are tuned"),
+    (
+        ("--draft", "foreign"),
+        "tokens differ; take a draft model of the same family; or leave --draft out: --form small",
+    ),
+    (("--draft", "damaged"), "The draft's weights are no numbers"),
+    (("--out", "full"), "--out full is not empty"),
+    (("--out", "x", "--work", "x"), "the same folder"),
+    (("--work", "full"), "holds something else than an alignment"),
+    (("--length", "3"), "--length is for --measure"),
+    (("--chat-template",), "--chat-template is for --prompts"),
+    (("--temperature", "1", "--temperature", "1"), "temperatures must be different"),
+    (("--max-new-tokens", "200", "--prompts", "rows.jsonl"), "--max-new-tokens 200 leaves no room"),
+    (("--measure", "--draft", "draft", "--minutes", "3", "--loss", "fkl"), "--minutes and --loss would do nothing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), BAD)
+def test_bad_calls_are_refused_in_one_sentence_before_any_long_work(
+    call: Call, here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    (here / "empty.jsonl").write_text("")
+    (here / "one.jsonl").write_text('{"prompt": "def"}\n')
+    (here / "long.jsonl").write_text("\n".join(json.dumps({"prompt": f"{one} = 1\n" * 90}) for one in "abcd"))
+    (here / "full").mkdir()
+    (here / "full" / "x").write_text("")
+    for name in ("foreign", "damaged"):
+        (here / name).mkdir()
+        for one in (here / "draft").resolve().iterdir():
+            (here / name / one.name).write_bytes(one.read_bytes())
+    vocabulary = here / "foreign" / "tokenizer.json"
+    vocabulary.write_text(vocabulary.read_text().replace('"A":', '"\\u0100\\u0101":'))
+    weights = load_file(here / "damaged" / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, here / "damaged" / "model.safetensors", {"format": "pt"})
+    assert call(*arguments) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.splitlines()[-1].startswith("polydraft: ")
+    assert not (here / "aligned-work" / "text").exists()
+
+
+def test_a_target_of_no_numbers_is_refused(here: Path, folders: tuple[Path, Path]) -> None:
+    (here / "nan").mkdir()
+    for one in folders[0].iterdir():
+        (here / "nan" / one.name).write_bytes(one.read_bytes())
+    weights = load_file(here / "nan" / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, here / "nan" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(polydraft.PolydraftError, match=r"no numbers|finite|NaN"):
+        run_alignment("nan", None, PROMPTS, plan(), clock=ticking())
+
+
+def test_a_disk_that_fills_keeps_what_there_is(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runs, "write_weights", full)
+    assert call("--draft", "draft", "--prompts", "rows.jsonl", "--minutes", "0.2") == 2
+    assert "No space left on device; what was finished is kept" in capsys.readouterr().err
+    assert [*(here / "aligned-work" / "text").glob("*.safetensors")] and kept_best(here / "aligned-work") is not None
+
+
+def test_too_few_minutes_to_measure_are_refused(here: Path) -> None:
+    with pytest.raises(InvalidParameter, match=r"--minutes 0.2 are too few: measuring what drafts cost takes about"):
+        run_alignment("target", "draft", PROMPTS, plan(), clock=ticking(1.0))
+
+
+def test_another_seed_is_refused_in_the_same_work_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
+    run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
+    with pytest.raises(polydraft.PolydraftError, match="an alignment with another prompts, seed; name an empty folder"):
+        run_alignment("target", "draft", PROMPTS, plan(seed=5), clock=ticking())
