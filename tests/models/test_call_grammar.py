@@ -1,0 +1,164 @@
+"""Grammars of calls: they take the canonical calls of every format, nothing else, and refuse what they cannot hold."""
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+from chatml import chat_tokenizer
+from tool_examples import EXAMPLES, TOOLS
+
+from polydraft.errors import InvalidParameter
+from polydraft.models.grammar.grammar import vocabulary_of
+from polydraft.models.tools.answer_reader import AnswerReader
+from polydraft.models.tools.call_formats import FORMATS, ToolFormat, format_named, seen_tokens
+from polydraft.models.tools.call_grammar import Tool, call_grammar
+
+pytest.importorskip("llguidance")
+TOKENIZER = chat_tokenizer()
+STRICT = [Tool(name, schema, strict=True) for name, schema in TOOLS.items()]
+
+
+def matcher(own: ToolFormat, tools: list[Tool] = STRICT, **options: Any) -> Any:
+    vocabulary = vocabulary_of(TOKENIZER, len(TOKENIZER))
+    return vocabulary.start(call_grammar(own, tools, {}, **options)).deep_copy(), vocabulary.tokens
+
+
+def takes(found: Any, text: str) -> bool:
+    """Tell whether a text is one of the grammar, whole."""
+    own, tokens = found[0].deep_copy(), found[1].tokenize_str(text)
+    return own.try_consume_tokens(tokens) == len(tokens) and own.is_accepting()
+
+
+@pytest.mark.parametrize("own", FORMATS, ids=lambda one: one.name)
+def test_the_examples_are_of_their_grammar(own: ToolFormat) -> None:
+    found, alone = matcher(own), matcher(own, parallel=False)
+    some = [one for one in EXAMPLES if one.format == own.name and one.calls and "<think>" not in one.text]
+    texts = [(one.text[one.text.find(own.mark) :].strip().removesuffix("<|call|>"), len(one.calls)) for one in some]
+    taken = [one for one in texts if takes(found, one[0])]
+    odd = {"mistral", "gemma"}  # ids behind arguments, and texts between single quotes
+    assert taken or own.name in odd
+    for text, count in taken:
+        assert takes(alone, text) == (count == 1)
+        behind = matcher(own, behind=own.mark)
+        assert takes(behind, text.removeprefix(own.mark)) and not takes(behind, text + "x")
+
+
+def fits(value: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Tell whether arguments are of the schema of one of the first two tools."""
+    kinds = {"city": str, "days": int}
+    return (
+        value.keys() <= schema["properties"].keys()
+        and {*schema.get("required", ())} <= value.keys()
+        and all(
+            isinstance(one, kinds[name]) if name in kinds else one in schema["properties"][name]["enum"]
+            for name, one in value.items()
+        )
+    )
+
+
+@pytest.mark.parametrize("own", FORMATS, ids=lambda one: one.name)
+def test_random_texts_of_the_grammar_are_sound_calls(own: ToolFormat) -> None:
+    """Whatever the grammar allows is read as calls whose arguments are of their schemas."""
+    draw, ended = random.Random(own.name), 0
+    first, tokens = matcher(own, [*STRICT[:2], Tool("free", {"type": "string"})])
+    for _ in range(20):
+        one, path = first.deep_copy(), list[int]()
+        while len(path) < 250:
+            bits = int.from_bytes(one.compute_bitmask(), "little")
+            allowed = [token for token in range(len(TOKENIZER)) if bits >> token & 1]
+            closing = [token for token in allowed if any(sign in tokens.decode_str([token]) for sign in '"}])>`')]
+            if one.is_accepting() and (not allowed or draw.random() < 0.7):
+                break
+            path.append(draw.choice(closing if closing and draw.random() < 0.7 else allowed))
+            assert one.consume_token(path[-1])
+        if not one.is_accepting():
+            continue
+        ended += 1
+        reader = AnswerReader(own, tools={**TOOLS, "free": {}})
+        events = reader.feed(tokens.decode_str(path)) + reader.finish()
+        names = [event.text for event in events if event.kind == "call"]
+        assert names and all(event.sound for event in events if event.kind == "end"), tokens.decode_str(path)
+        assert not [event for event in events if event.kind == "content"]
+        for index, name in enumerate(names):
+            text = "".join(event.text for event in events if event.kind == "arguments" and event.index == index)
+            assert name == "free" or fits(json.loads(text), TOOLS[name]), text
+    assert ended > 3
+
+
+def test_marks_that_are_special_tokens_are_these_tokens() -> None:
+    own, start = format_named("phi"), TOKENIZER.convert_tokens_to_ids("<|im_start|>")
+    marked = dataclasses.replace(own, begin="<|im_start|>[", mark="<|im_start|>")
+    assert seen_tokens(marked, None, TOKENIZER.all_special_tokens) == {"<|im_start|>"}
+    vocabulary = vocabulary_of(TOKENIZER, len(TOKENIZER))
+    made = vocabulary.start(call_grammar(marked, STRICT, {"<|im_start|>": start}))
+    bits = int.from_bytes(made.deep_copy().compute_bitmask(), "little")
+    assert bits & (1 << len(TOKENIZER)) - 1 == 1 << start
+
+
+DEEP: dict[str, Any] = {
+    "type": "object",
+    "properties": {"node": {"$ref": "#/$defs/node"}},
+    "required": ["node"],
+    "additionalProperties": False,
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"name": {"type": ["string", "null"]}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json", '{"name": "deep", "arguments": {"node": {"name": "a", "next": {"name": null}}}}'),
+        ("pythonic", '[deep(node={"name": "a", "next": {"name": None}})]'),
+        (
+            "qwen-coder",
+            '<tool_call>\n<function=deep>\n<parameter=node>\n{"name": "a", "next": {"name": null}}\n</parameter>\n'
+            "</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_schemas_that_refer_to_themselves(name: str, text: str) -> None:
+    found = matcher(format_named(name), [Tool("deep", DEEP, strict=True)])
+    assert takes(found, text) and not takes(found, text.replace('"a"', "1"))
+
+
+def test_many_tools_and_names_that_hold_marks() -> None:
+    tools = [Tool(f"tool-{number}_ü", TOOLS["weather"], strict=True) for number in range(128)]
+    found = matcher(format_named("hermes"), tools)
+    for number in (0, 99, 127):
+        call = f'<tool_call>\n{{"name": "tool-{number}_ü", "arguments": {{"city": "x"}}}}\n</tool_call>'
+        assert takes(found, call) and not takes(found, call.replace("_ü", "_u"))
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "said"),
+    [
+        ("hermes", Tool("a b", {}, strict=True), "has a function 'a b', which no call can name"),
+        ("hermes", Tool("</tool_call>", {}, strict=True), "which no call can name"),
+        (
+            "hermes",
+            Tool("f", {"type": "nonsense"}, strict=True),
+            "The parameters of the tool f: The JSON schema cannot",
+        ),
+        (
+            "glm",
+            Tool("f", {"properties": {"a": {"type": "string", "pattern": "x"}}}, strict=True),
+            "A text with pattern",
+        ),
+        ("glm", Tool("f", {"anyOf": [{}]}, strict=True), "Arguments with anyOf cannot be held"),
+        ("pythonic", Tool("f", {"properties": {"a": {"contains": {}}}}, strict=True), "Arguments with contains cannot"),
+        ("pythonic", Tool("f", {"properties": {"a": {"$ref": "#/$defs/x"}}}, strict=True), "which is not in it"),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused(name: str, tool: Tool, said: str) -> None:
+    with pytest.raises(InvalidParameter, match=said) as found:
+        call_grammar(format_named(name), [tool], {})
+    assert str(found.value).endswith(".") and "\n" not in str(found.value)
