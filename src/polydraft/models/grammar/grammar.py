@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from tokenizers import AddedToken, Tokenizer
@@ -207,6 +207,22 @@ MOST_KEPT = 64
 """How many compiled grammars are kept for a tokenizer."""
 
 
+class Followed(Protocol):
+    """What can be compiled: a grammar, or one with something before it."""
+
+    @property
+    def words(self) -> str:
+        """What it is called in a sentence."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The grammar as llguidance takes it."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """A tokenizer as llguidance sees it.
@@ -215,13 +231,30 @@ class Vocabulary:
         tokens: llguidance's tokenizer.
         end: the id of its end.
         compiled: the grammars that were compiled lately.
+        spelt: how tokens are spelt, by the special tokens that are seen.
     """
 
     tokens: Any
     end: int
-    compiled: OrderedDict[Grammar, Any] = field(default_factory=OrderedDict)
+    compiled: OrderedDict["Followed", Any] = field(default_factory=OrderedDict["Followed", Any])
+    spelt: dict[frozenset[str], tuple[str, ...]] = field(default_factory=dict[frozenset[str], tuple[str, ...]])
 
-    def start(self, grammar: Grammar) -> Any:
+    def spellings(self, seen: frozenset[str]) -> tuple[str, ...]:
+        """Return the bytes of every token as a text of as many letters.
+
+        Args:
+            seen: the special tokens that have a text; the others have none, as in a text without special tokens.
+        """
+        if seen not in self.spelt:
+            told = {name.encode() for name in seen}
+            found = [self.tokens.decode_bytes([token]) for token in range(self.end)]
+            special = map(self.tokens.is_special_token, range(self.end))
+            bare = [b"" if one and text not in told else text for text, one in zip(found, special, strict=True)]
+            rest = self.tokens.vocab_size - self.end  # the end itself, and ids that stand for nothing
+            self.spelt[seen] = (*(text.decode("latin-1") for text in bare), *[""] * rest)
+        return self.spelt[seen]
+
+    def start(self, grammar: "Followed") -> Any:
         """Return a matcher at the beginning of a text, which is to be copied.
 
         Raises:
@@ -233,7 +266,7 @@ class Vocabulary:
             self.compiled.popitem(last=False)
         return self.compiled[grammar]
 
-    def _compiled(self, grammar: Grammar) -> Any:
+    def _compiled(self, grammar: "Followed") -> Any:
         made = llguidance().LLMatcher(self.tokens, grammar.source, log_level=0)
         if made.is_error():
             raise InvalidParameter(f"The {grammar.words} cannot be followed: {cleaned(made.get_error())}.")

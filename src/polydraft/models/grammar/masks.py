@@ -1,8 +1,7 @@
-"""The masks of a grammar: its states along the paths of a tree, what a processor lets through, where a text ends."""
+"""The masks of a grammar: what a processor lets through at the nodes of a tree, and where a text ends."""
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -13,102 +12,10 @@ from transformers import PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessor
 
 from polydraft.errors import InvalidParameter, shown
-from polydraft.models.grammar.grammar import Grammar, Vocabulary, cleaned, fitting_tokenizer, is_dead_end, vocabulary_of
-
-FIRST_BLOCK, SIZE = 8, 8
-"""The tokens that are looked at first, from the end, to see where paths part; and the bytes of a token."""
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Where a grammar is after a path.
-
-    Args:
-        bits: a bit for each token, whether it may not come next; llguidance's end may not.
-        ends: whether the text may end here.
-        goes_on: whether any token may come next.
-    """
-
-    bits: np.ndarray
-    ends: bool
-    goes_on: bool
-
-
-class Walk:
-    """Answer where a grammar is after any path of tokens.
-
-    The answers depend on the path alone. The matcher takes back what the last path had more and takes what the next
-    one has more, which costs a microsecond a token however long the text is; a copy of a matcher costs as much as the
-    text is long. It never takes a token that the grammar forbids, after which it could not go back.
-
-    Args:
-        start: a matcher at the beginning, which stays as it is.
-        end: the id of llguidance's end.
-    """
-
-    def __init__(self, start: Any, end: int) -> None:
-        self.failure = ""
-        self._start, self._end = start, end
-        self._matcher: Any = None
-        self._at = b""
-        self._last: tuple[bytes, State] | None = None
-
-    def state(self, path: bytes) -> State | None:
-        """Return where the grammar is after a path, the bytes of its tokens as int64; None outside of it.
-
-        Where llguidance gives up, a path counts as outside, and `failure` says why.
-        """
-        last = self._last
-        if last is not None and last[0] == path:
-            return last[1]
-        self.failure = ""
-        matcher = self._led(path)
-        found = None if matcher is None else self._found(matcher)
-        if found is not None:
-            self._last = path, found
-        return found
-
-    def _led(self, path: bytes) -> Any:
-        """Lead the matcher along a path; None if it does not get there."""
-        matcher, at = self._matcher, self._at
-        self._matcher = None  # whoever is interrupted below begins anew
-        common = 0 if matcher is None else common_start(at, path)
-        back = len(at) // SIZE - common
-        if matcher is None or (back and not matcher.rollback(back)):
-            matcher, common = self._start.deep_copy(), 0
-        more = np.frombuffer(path[SIZE * common :], np.int64).tolist()
-        taken = 0 if self._end in more else matcher.try_consume_tokens(more)
-        if matcher.is_error():
-            self.failure = cleaned(matcher.get_error())
-            return None
-        self._matcher, self._at = matcher, path[: SIZE * (common + taken)]
-        return matcher if taken == len(more) else None
-
-    def _found(self, matcher: Any) -> State | None:
-        ends = bool(matcher.is_accepting())
-        bits = ~np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.is_error():
-            self._matcher = None
-            if not is_dead_end(matcher):
-                self.failure = cleaned(matcher.get_error())
-                return None
-            bits[:] = 0xFF
-        bits[self._end >> 3] |= 1 << (self._end & 7)
-        return State(bits, ends, bits.tobytes().count(0xFF) < len(bits))
-
-
-def common_start(one: bytes, other: bytes) -> int:
-    """Return how many tokens two paths begin with in common; they mostly part near their ends."""
-    most, block = min(len(one), len(other)), SIZE * FIRST_BLOCK
-    if one[:most] == other[:most]:
-        return most // SIZE
-    while block < most and one[: most - block] != other[: most - block]:
-        block *= 2
-    place = max(most - block, 0)
-    while one[place : place + SIZE] == other[place : place + SIZE]:
-        place += SIZE
-    return place // SIZE
-
+from polydraft.models.grammar.grammar import Grammar, Vocabulary, fitting_tokenizer, vocabulary_of
+from polydraft.models.grammar.late import LateGrammar
+from polydraft.models.grammar.late_walk import LateWalk
+from polydraft.models.grammar.walk import AnyWalk, State, Walk
 
 RULED_OUT = torch.finfo(torch.float32).min / 2
 """Scores below this are those of tokens that have no chance."""
@@ -132,14 +39,14 @@ class RowMask:
 
     stateless = True
 
-    def __init__(self, walk: Walk, begin: int, eos: Sequence[int], named: Sequence[bool]) -> None:
+    def __init__(self, walk: AnyWalk, begin: int, eos: Sequence[int], named: Sequence[bool]) -> None:
         self.walk, self.begin = walk, begin
         self.eos, self.named = np.array(eos, np.int64), np.array(named, np.bool_)
 
     def __call__(self, history: Int[Tensor, "n t"], scores: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return the masked scores."""
         found = [None if path is None else self.walk.state(path) for path in self.paths(history)]
-        kept = [place for place, one in enumerate(found) if one is not None and self.says_something(one)]
+        kept = [place for place, one in enumerate(found) if one and not one.free and self.says_something(one)]
         if not kept:
             return scores
         states = [cast(State, found[place]) for place in kept]
@@ -216,7 +123,7 @@ class GrammarLogitsProcessor(LogitsProcessor):
     """A grammar among the processors of a call, which Hugging Face puts behind the user's and before the filters.
 
     Args:
-        start: the grammar's matcher at the beginning of a text.
+        start: the grammar's matcher at the beginning of a text; a grammar that begins later is itself.
         vocabulary: the tokenizer that it was compiled for.
     """
 
@@ -226,12 +133,16 @@ class GrammarLogitsProcessor(LogitsProcessor):
         self.start, self.vocabulary = start, vocabulary
         self.rows: tuple[RowMask, ...] = ()
 
+    def _walk(self, eos: Sequence[int]) -> AnyWalk:
+        if isinstance(self.start, LateGrammar):
+            return LateWalk(self.start, self.vocabulary, eos)
+        return Walk(self.start, self.vocabulary.end)
+
     def placed(self, begins: Sequence[int], eos: frozenset[int]) -> "GrammarLogitsProcessor":
         """Return the grammar for rows whose own text begins there."""
         made, ids, tokens = GrammarLogitsProcessor(self.start, self.vocabulary), sorted(eos), self.vocabulary.tokens
         named = [tokens.is_special_token(one) for one in ids]
-        end = self.vocabulary.end
-        made.rows = tuple(RowMask(Walk(self.start, end), begin, ids, named) for begin in begins)
+        made.rows = tuple(RowMask(self._walk(ids), begin, ids, named) for begin in begins)
         return made
 
     @property
@@ -253,11 +164,14 @@ def grammar_processor(grammar: object, tokenizer: object, model: PreTrainedModel
         MissingExtra: llguidance is not installed.
         VocabularyMismatch: the tokenizer is another model's.
     """
-    if not isinstance(grammar, Grammar):
+    if not isinstance(grammar, Grammar | LateGrammar):
         raise InvalidParameter(
             f"grammar must be a Grammar such as Grammar.regex('[0-9]+') or Grammar.json_object(), but is "
             f"{shown(grammar)}."
         )
     size = int(model.config.get_text_config(decoder=True).vocab_size)
     vocabulary = vocabulary_of(fitting_tokenizer(tokenizer, model, size), size)
+    if isinstance(grammar, LateGrammar):
+        LateWalk(grammar, vocabulary, ()).compile()
+        return GrammarLogitsProcessor(grammar, vocabulary)
     return GrammarLogitsProcessor(vocabulary.start(grammar), vocabulary)

@@ -8,6 +8,7 @@ from typing import Any
 
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models.grammar.grammar import OPTIONS, Grammar
+from polydraft.models.grammar.late import literal
 from polydraft.models.tools.call_formats import ToolFormat
 from polydraft.models.tools.call_readers import NAME, is_plain_text
 from polydraft.models.tools.python_rules import PythonRules, is_open
@@ -47,15 +48,11 @@ class CallRules:
 
     def __init__(self, own: ToolFormat, special: Mapping[str, int]) -> None:
         self.own, self.special = own, special
-        named = sorted(special, key=len, reverse=True)
-        self._parts = re.compile(f"({'|'.join(map(re.escape, named))})") if named else None
         self.rules = list[str]()
 
     def literal(self, text: str) -> str:
         """Return what matches a text and nothing else."""
-        parts = self._parts.split(text) if self._parts else [text]
-        told = [f"<[{self.special[one]}]>" if one in self.special else _quoted(one) for one in parts if one]
-        return " ".join(told)
+        return literal(text, self.special)
 
     def calls(self, tools: Sequence[Tool], *, parallel: bool, behind: str) -> str:
         """Return the rules of calls of these tools.
