@@ -55,7 +55,7 @@ class LateGrammar:
         InvalidParameter: an argument that is none of these.
     """
 
-    grammar: Grammar | None
+    grammar: "Grammar | GrammarBehind | None"
     mark: str = ""
     anchored: bool = False
     thinking: Thinking | None = None
@@ -64,7 +64,7 @@ class LateGrammar:
     seen: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.grammar, Grammar | None):
+        if not isinstance(self.grammar, Grammar | GrammarBehind | None):
             raise InvalidParameter(f"grammar must be a Grammar, but is {shown(self.grammar)}.")
         if not isinstance(self.mark, str) or (self.mark and self.grammar is None):
             raise InvalidParameter(f"mark must be the text behind which a grammar begins, but is {shown(self.mark)}.")
@@ -84,10 +84,17 @@ class LateGrammar:
 
 @dataclass(frozen=True)
 class GrammarBehind:
-    """A grammar with something before it: a `body` that rules of Lark's name, which say what comes before."""
+    """A grammar with something before it, or in its place.
+
+    Args:
+        before: rules in Lark's words, which say where the body stands.
+        body: the grammar.
+        name: what the rules call it.
+    """
 
     before: str
-    body: Grammar
+    body: "Grammar | GrammarBehind"
+    name: str = "body"
 
     @property
     def words(self) -> str:
@@ -95,8 +102,14 @@ class GrammarBehind:
         return self.body.words
 
     @property
+    def told(self) -> Mapping[str, Any]:
+        """What is told of it among the settings of a call."""
+        return {**self.body.told, "rules": self.before}
+
+    @property
     def source(self) -> str:
         """The grammar as llguidance takes it."""
         own = self.body.source
-        body = json.loads(own)["grammars"][0] if self.body.kind != "lark" else {"lark_grammar": own}
-        return json.dumps({"grammars": [{"lark_grammar": self.before}, {**body, "name": "body"}]})
+        is_rules = isinstance(self.body, Grammar) and self.body.kind == "lark"
+        first, *others = [{"lark_grammar": own}] if is_rules else json.loads(own)["grammars"]
+        return json.dumps({"grammars": [{"lark_grammar": self.before}, {**first, "name": self.name}, *others]})

@@ -125,6 +125,7 @@ class StreamDecoder:
         include_stop: whether the stop string belongs to the text, as with Hugging Face's `stop_strings`; what follows
             it in its last token does not.
         least: the text of so many tokens completes no stop string.
+        shown: special tokens that have a text although the others are left out.
 
     Attributes:
         stopped: the stop string that ended the text; None as long as none has.
@@ -144,12 +145,13 @@ class StreamDecoder:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         least: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.tokenizer = _checked(tokenizer)
-        self.skip_special_tokens = skip_special_tokens
+        self.skip_special_tokens = skip_special_tokens and not shown  # those that are left out never come to `decode`
         self._stops = StopFilter(checked_stop(stop), included=include_stop)
         self._bytes = _byte_tokens(tokenizer)
-        self._skipped = _special_tokens(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._skipped = _special_tokens(tokenizer) - shown if skip_special_tokens else frozenset[int]()
         self._left = least  # tokens until stop strings are looked for
         self._context: list[int] = []  # tokens that were given, behind which new ones are decoded
         self._solid: list[int] = []  # the same without tokens of single bytes
