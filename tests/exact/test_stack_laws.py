@@ -25,6 +25,7 @@ from polydraft.drafters import (
 )
 from polydraft.drafters.several.by_depth import ByDepthState
 from polydraft.drafters.several.nested import NestedState
+from polydraft.probs import SamplingParams
 from polydraft.reading import Text
 from polydraft.trees import Chain, Draft, TokenTree, extended
 from polydraft.verifiers import (
@@ -98,7 +99,7 @@ FEW = {"block iid", "speculative iid"}
 def found_law(stack: Stack, rule: PathVerifier, **options: Any) -> tuple[float, set[str]]:
     """Return how far the law of three tokens is from the target's, and why drafters failed."""
     made: Callable[[Choices], Drafter] = lambda choices: stack(Chosen(rule, choices))  # type: ignore[arg-type]  # noqa: E731
-    depth = stack(rule).defaults(None).policy  # type: ignore[arg-type, union-attr]
+    depth = stack(rule).defaults(SamplingParams()).policy  # type: ignore[union-attr]
     given: dict[str, Any] = {"prompts": [TEXT], "steps": 1, **options}
     law, failures = law_of(TARGET, made, rule, depth, new=NEW, **given)
     return distance(law, TARGET.texts(TEXT, NEW)), failures

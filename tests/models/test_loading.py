@@ -13,7 +13,7 @@ from transformers.utils import logging
 import polydraft
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import check_same_size
-from polydraft.models.loading import device_named, precision_named
+from polydraft.models.checkpoints.placing import device_named, precision_named
 
 VOCAB = len(tiny_tokenizer())
 

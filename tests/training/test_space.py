@@ -224,6 +224,7 @@ def made_in(folder: Path) -> tuple[PreTrainedModel, MadeHead]:
 
 
 @pytest.mark.long(3)
+@pytest.mark.wrong_types
 def test_a_tuned_folder_is_a_model_that_drafts_by_its_masks(tmp_path: Path) -> None:
     given, made = made_in(tmp_path)
     config = json.loads((tmp_path / "tuned" / "config.json").read_text())

@@ -89,7 +89,7 @@ class Queries:
         widths: how wide those of each layer are.
     """
 
-    states: Float[Tensor, "b q w"]
+    states: Float[Tensor, "*b q w"]
     widths: tuple[int, ...]
 
     @classmethod

@@ -24,9 +24,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch, hint, shown
+from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch, shown
 from polydraft.fetched import SHIPPED, is_derived
-from polydraft.models.anatomy import multiplies_short, pack_linear_layers
+from polydraft.models.anatomy import pack_linear_layers
 from polydraft.models.checkpoints.folders import (
     Source,
     check_tokenizer_files,
@@ -36,6 +36,7 @@ from polydraft.models.checkpoints.folders import (
     read_config,
 )
 from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
+from polydraft.models.checkpoints.placing import device_named, precision_named
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.layout import context_of
 from polydraft.models.checks.supported import check_architecture, remembers
@@ -48,7 +49,6 @@ from polydraft.models.fused.few_bits import KINDS
 from polydraft.models.hugging_face import HuggingFaceModel
 
 MOST_PADDING = 1024
-PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PLACE = "polydraft_compared"
 FOREIGN_CODE = "contains custom code"
 """What transformers says when a folder's code would have to be run."""
@@ -265,42 +265,6 @@ def check_same_size(target_size: int, draft_size: int) -> None:
         raise VocabularyMismatch(
             f"The target has {target_size} tokens and the draft model {draft_size}: they do not share a tokenizer."
         )
-
-
-def device_named(name: object) -> torch.device:
-    """Return the device that a name means, as of `load`.
-
-    Raises:
-        CheckpointError: there is none of that name here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    refused = CheckpointError(f"There is no device {name!r} here; use cpu, or cuda or cuda:1 on a machine with GPUs.")
-    if not isinstance(name, str | torch.device):
-        raise refused
-    try:
-        asked = torch.device(name)
-        device = torch.empty(0, device=asked).device
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device's kind
-        raise refused from error
-    if device.type == "meta" or (device.type == "cpu" and asked.index):  # torch takes any number for the CPU
-        raise refused
-    return device
-
-
-def precision_named(name: object, device: torch.device) -> torch.dtype | str:
-    """Return the precision that a name means on a device, as of `load`; "auto" for the checkpoint's own.
-
-    Raises:
-        CheckpointError: there is none of that name.
-    """
-    if name == "auto":
-        return "auto" if device.type == "cuda" or multiplies_short() else torch.float32
-    dtype = getattr(torch, name, None) if isinstance(name, str) else name
-    if not isinstance(dtype, torch.dtype) or dtype not in PRECISIONS:
-        meant = hint(name, ("auto", "float32", "bfloat16", "float16", "float64"))
-        raise CheckpointError(f"There is no dtype {name!r}{meant}; use auto, float32, bfloat16, float16 or float64.")
-    return dtype
 
 
 def _checked(name: object) -> Source:

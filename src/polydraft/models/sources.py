@@ -21,7 +21,7 @@ PLACES = 3
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What one row's decoder reads beside its text.
+    """What a decoder reads beside a text: of one row, but where training reads several at once.
 
     Args:
         states: the hidden states of the encoder.
@@ -32,7 +32,7 @@ class Encoded:
         crossed: the keys and values that the decoder made of the states in its first pass; filled by that pass.
     """
 
-    states: Float[Tensor, "1 s d"]
+    states: Float[Tensor, "b s d"]
     mask: Int[Tensor, "1 s"] | None
     encoder: nn.Module
     inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])

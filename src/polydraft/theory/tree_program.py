@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,8 +19,8 @@ Tokens = frozenset[Text]
 """The texts of all nodes of a drawn tree; copies of a text are one."""
 Flow = tuple[Tokens, Text]
 """The texts of the drafts that are known, and one of them, through which the path may run."""
-Subtree = tuple["Subtree", ...]
-"""The shape below a node: those below its children, in drafting order."""
+Subtree = tuple[Any, ...]
+"""The shape below a node: the subtrees below its children, in drafting order."""
 Rows = Sequence[Float[Tensor, "..."]]
 """The rows after 0, 1, 2, ... drafts: entry d has d axes for the drafts before it, then those of a row."""
 MOST_TREES = 20_000

@@ -231,7 +231,12 @@ def refusals() -> dict[str, tuple[str, Callable[[], Any]]]:
     }
 
 
-@pytest.mark.parametrize("case", refusals())
+WRONG_TYPES = {"no middle", "a list"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.wrong_types] * (case in WRONG_TYPES)) for case in refusals()]
+)
 def test_what_cannot_be_stacked_is_refused(case: str) -> None:
     said, make = refusals()[case]
     with pytest.raises(InvalidParameter, match=said):

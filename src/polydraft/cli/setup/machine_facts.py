@@ -10,7 +10,7 @@ import torch
 from polydraft.bench.environment import is_busy, load
 from polydraft.engine.measured import VARIABLE
 from polydraft.models.anatomy import can_pack, multiplies_short
-from polydraft.models.loading import device_named, precision_named
+from polydraft.models.checkpoints.placing import device_named, precision_named
 from polydraft.models.memory import SHARE, free_bytes, most_copied
 from polydraft.planning.plan import processor_name
 

@@ -299,7 +299,7 @@ class HeadCache:
     """Preallocated keys and values; the last slot takes what belongs to no token."""
 
     keys: Float[Tensor, "l b g m h"]
-    values: Float[Tensor, "l b g m h"]
+    values: Float[Tensor, "l b g m v"]
 
     @classmethod
     def new(cls, anatomy: Anatomy, layers: int, rows: int, capacity: int, like: Tensor) -> "HeadCache":
