@@ -16,7 +16,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.models import RANKS, HuggingFaceModel
 from polydraft.models.distributed.mirrored import END, MirroredCache, MirroredModel, follow
 from polydraft.models.distributed.parcel import Parcel
-from polydraft.models.distributed.splitting import Sharing
+from polydraft.models.distributed.splitting import TargetSplit
 
 
 class Threads:
@@ -116,7 +116,7 @@ def test_rows_are_put_viewed_and_dropped_on_both_ranks(shared: tuple[Any, Thread
 def test_what_reads_states_is_refused_before_anything_is_told(shared: tuple[Any, Threads]) -> None:
     model, ranks = shared
     door = MirroredModel(model)
-    cache, before = door.new_cache(1, 4), len(ranks.operations) + 1
+    cache, before = door.new_cache(1, 4), len(ranks.operations)
     one, place = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     mask = torch.ones(1, 1, 1, dtype=torch.bool)
     for given in ({"hidden_layers": (1,)}, {"queries": 1}, {"embeddings": torch.zeros(1, 1, 4)}):
@@ -149,6 +149,6 @@ def test_a_parcel_comes_out_as_it_went_in(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("given", [1, 0, True, 2.0, "two", "mlp:", "mlp:1", "2:mlp", -2, 10**9, None, "1e3"])
 def test_a_number_of_ranks_is_two_at_least(given: object) -> None:
     with pytest.raises(InvalidParameter, match="parallel must be a number of ranks from 2"):
-        Sharing.named(given)
-    assert (Sharing.named("mlp:3"), Sharing.named("2")) == (Sharing(3, attention=False), Sharing(2))
-    assert [str(Sharing.named(one)) for one in ("mlp:3", 4)] == ["mlp:3", "4"]
+        TargetSplit.named(given)
+    assert (TargetSplit.named("mlp:3"), TargetSplit.named("2")) == (TargetSplit(3, attention=False), TargetSplit(2))
+    assert [str(TargetSplit.named(one)) for one in ("mlp:3", 4)] == ["mlp:3", "4"]

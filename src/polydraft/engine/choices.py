@@ -52,6 +52,7 @@ from polydraft.models import (
     HuggingFaceModel,
     LanguageModel,
     Pair,
+    check_over_ranks,
     check_same_source,
     draft_model,
     is_known,

@@ -44,7 +44,7 @@ from polydraft.models.derived import check_word, derived, in_few_bits
 from polydraft.models.distributed.elsewhere import HOME
 from polydraft.models.distributed.mirrored import follow
 from polydraft.models.distributed.ranks import Ranks, gathered, on_this_machine
-from polydraft.models.distributed.splitting import Sharing, check_shared
+from polydraft.models.distributed.splitting import TargetSplit, check_shared
 from polydraft.models.fused.few_bits import KINDS
 from polydraft.models.hugging_face import HuggingFaceModel
 
@@ -116,7 +116,7 @@ def load(
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
         weights: "int8" or "int4" rounds the target's weights to so many bits, on a CPU: another target, whose own law
             texts then have; None leaves them.
-        parallel: over how many ranks the target lies (`Sharing.named`); the draft model is whole, on rank 0. Rank 0
+        parallel: over how many ranks the target lies (`TargetSplit.named`); the draft model is whole, on rank 0. Rank 0
             starts the others, unless torchrun has: then this returns on rank 0 alone, and the others leave when that
             ends. None for one process.
         draft_device: where the draft model lies, as `device`; None for beside the target.
@@ -136,7 +136,7 @@ def load(
     _check_weights_word(weights, place)
     if is_derived(draft):
         check_word(str(draft))
-    sharing = None if parallel is None else Sharing.named(parallel)
+    sharing = None if parallel is None else TargetSplit.named(parallel)
     if sharing is not None:
         check_shared(weights=weights, draft=draft, device=device)
     with held_back():
@@ -387,7 +387,7 @@ def _shared(
     dtype: str | torch.dtype,
     precision: torch.dtype | str,
     device: torch.device,
-    sharing: Sharing,
+    sharing: TargetSplit,
 ) -> PreTrainedModel:
     """Load a target over several ranks: this process's part, and the others' in theirs.
 
@@ -408,7 +408,7 @@ def _shared(
     return model
 
 
-def load_part(ranks: Ranks, target: str, dtype: str, sharing: Sharing) -> None:
+def load_part(ranks: Ranks, target: str, dtype: str, sharing: TargetSplit) -> None:
     """Load the part of a rank that is not the first, and follow the first until it ends; errors are those of `load`."""
     place = device_named("auto")
     with held_back():
@@ -416,7 +416,7 @@ def load_part(ranks: Ranks, target: str, dtype: str, sharing: Sharing) -> None:
 
 
 def _part(
-    ranks: Ranks, source: Source, precision: torch.dtype | str, device: torch.device, sharing: Sharing
+    ranks: Ranks, source: Source, precision: torch.dtype | str, device: torch.device, sharing: TargetSplit
 ) -> PreTrainedModel | None:
     """Load this rank's part and try it, as all ranks do at once; return it on rank 0, None on others, at the end."""
     with on_this_machine(ranks):
@@ -442,7 +442,7 @@ def _model(
     precision: torch.dtype | str,
     device: torch.device,
     weights: str | None = None,
-    sharing: Sharing | None = None,
+    sharing: TargetSplit | None = None,
 ) -> PreTrainedModel:
     try:
         with alone(source.path, source.gguf) as path:

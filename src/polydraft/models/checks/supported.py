@@ -133,7 +133,8 @@ def check_model(model: object) -> PreTrainedModel:
         )
     pretrained = cast(PreTrainedModel, model)
     check_supported(pretrained)
-    check_own_plan(pretrained, type(pretrained).__name__)
+    if getattr(pretrained.config, "distributed_config", None) is not None:
+        check_own_plan(pretrained, type(pretrained).__name__)
     check_alike(pretrained)
     return pretrained
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polydraft.errors import PolydraftError
 from polydraft.models.distributed.ranks import Ranks, watch_input
-from polydraft.models.distributed.splitting import Sharing
+from polydraft.models.distributed.splitting import TargetSplit
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
         from polydraft.models.loading import load_part
 
         ranks = Ranks(int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), folder=Path(told["folder"]))
-        load_part(ranks, told["target"], told["dtype"], Sharing.named(told["parallel"]))
+        load_part(ranks, told["target"], told["dtype"], TargetSplit.named(told["parallel"]))
         code = 0
     except PolydraftError as error:
         sys.stderr.write(f"{error}\n")

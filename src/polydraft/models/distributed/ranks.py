@@ -29,7 +29,7 @@ from polydraft.errors import InvalidParameter, PolydraftError, RankLost, Unsuppo
 from polydraft.models.anatomy import WATCHING
 from polydraft.models.distributed.mirrored import END
 from polydraft.models.distributed.parcel import RANKS, Parcel
-from polydraft.models.distributed.splitting import Sharing
+from polydraft.models.distributed.splitting import TargetSplit
 
 FIRST = 512
 """Words of a parcel that go in the first broadcast, which is the only one for most passes."""
@@ -277,7 +277,7 @@ def rank_under_torchrun(count: int) -> int | None:
 
 def is_other_rank(parallel: object) -> bool:
     """Tell whether torchrun has started this process for another rank than the first; errors are those of `load`."""
-    return bool(rank_under_torchrun(Sharing.named(parallel).ranks))
+    return bool(rank_under_torchrun(TargetSplit.named(parallel).ranks))
 
 
 def gathered(count: int, told: Mapping[str, Any]) -> Ranks:

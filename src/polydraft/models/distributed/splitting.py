@@ -18,7 +18,7 @@ MOST = 1024
 
 
 @dataclass(frozen=True)
-class Sharing:
+class TargetSplit:
     """Over how many ranks a target lies, and which of its parts are shared.
 
     Args:
@@ -30,13 +30,13 @@ class Sharing:
     attention: bool = True
 
     @classmethod
-    def named(cls, given: object) -> "Sharing":
+    def named(cls, given: object) -> "TargetSplit":
         """Return what a number, or "mlp:2", means.
 
         Raises:
             InvalidParameter: it is nothing of the kind, or one rank or none.
         """
-        if isinstance(given, Sharing):
+        if isinstance(given, TargetSplit):
             return given
         number, attention = given, True
         if isinstance(given, str):
