@@ -270,6 +270,7 @@ def test_under_torchrun_rank_0_writes_and_another_world_size_is_said(count: int,
 
 IN_STEP = """
 import sys, torch, polydraft
+from polydraft.errors import InvalidParameter
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 given = {"dtype": torch.float64, "distributed_config": DistributedConfig(tp_size=2)}
@@ -278,7 +279,7 @@ ids = torch.tensor([[1, 2, 3]])
 for options in ({"policy": "auto"}, {"drafter": "suffix:/tmp/none"}, {"temperature": 1.0}):
     try:
         polydraft.generate(model, ids, max_new_tokens=4, **options)
-    except polydraft.InvalidParameter as error:
+    except InvalidParameter as error:
         print("REFUSED", error, flush=True)
 print("TEXT", polydraft.generate(model, ids, max_new_tokens=8, temperature=1.0, seed=1).sequences.tolist(), flush=True)
 torch.distributed.barrier()

@@ -60,6 +60,8 @@ class MirroredCache(Cache):
 
     def keep(self, base: Int[Tensor, "b"], path: Int[Tensor, "b D"]) -> None:
         """Move slots, on all ranks."""
+        if not path.shape[-1]:
+            return
         with self._model.ranks.together():
             self.own.keep(base, path)
             self._model.tell(KEEP, (self.number,), (base, path))

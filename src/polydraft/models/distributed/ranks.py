@@ -87,11 +87,12 @@ class Ranks:
 
     def guard(self, model: nn.Module) -> None:
         """Let a model refuse passes of which the other ranks are not told, which would wait for them in vain."""
+        name = type(model).__name__
 
         def look(_module: nn.Module, _inputs: Any) -> None:
             if not self._open:
                 raise UnsupportedModel(
-                    f"This {type(model).__name__} lies on {self.count} ranks, so that its passes are run by "
+                    f"This {name} lies on {self.count} ranks, so that its passes are run by "
                     "polydraft.generate and its like alone."
                 )
 
