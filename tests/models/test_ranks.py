@@ -212,7 +212,6 @@ def test_whatever_ends_a_process_is_said_and_none_is_left(what: str, tmp_path: P
     while not gone(others[0]):
         assert time.monotonic() - began < SOON
         time.sleep(0.05)
-    print(f"{what}: {time.monotonic() - began:.1f} s")
     lines = [line for line in said.splitlines() if "Loading" not in line]
     if what == "a follower is killed":
         assert process.returncode == 2

@@ -428,7 +428,8 @@ def _part(
             if not part.facts.branches:
                 raise UnsupportedModel(f"{source.name} scores chains only, so it lies on one rank; leave parallel out.")
         except BaseException as error:
-            raise ranks.lost(error) from error
+            ranks.give_up(error)
+            raise
     if ranks.rank:
         follow(part, ranks.receive)
         ranks.leave()

@@ -36,7 +36,7 @@ FIRST = 512
 PATIENCE = timedelta(minutes=10)
 """So long a rank waits for another one within a pass, or while models are loaded."""
 IDLE = timedelta(days=365)
-GRACE = 5.0
+GRACE = 10.0
 """Seconds in which a rank that was told to end has ended, and in which one that was lost says why."""
 NETWORK = "GLOO_SOCKET_IFNAME"
 FOLLOW = "from polydraft.models.distributed.following import main; main()"
@@ -72,11 +72,28 @@ class Ranks:
         if self._folder is not None:
             place = {"store": dist.FileStore(str(self._folder / "met"), self.count), "rank": self.rank}
             place["world_size"] = self.count
+            self._gather(self._folder)
         try:
             dist.init_process_group(backend, timeout=PATIENCE, **place)
             self._group = dist.new_group(backend="gloo", timeout=IDLE)
         except (RuntimeError, ValueError) as error:
-            raise self.lost(error) from error
+            self.give_up(error)
+            raise
+
+    def _gather(self, folder: Path) -> None:
+        """Wait until every helper has come as far as this: one that ends before would be waited for in vain.
+
+        Raises:
+            RankLost: one has ended.
+        """
+        if self.rank:
+            (folder / f"rank{self.rank}").touch()
+            return
+        end = time.monotonic() + PATIENCE.total_seconds()
+        while not all((folder / f"rank{one.rank}").exists() for one in self._helpers):
+            if time.monotonic() > end or any(one.process.poll() is not None for one in self._helpers):
+                self.give_up(TimeoutError("the other ranks do not come"))
+            time.sleep(0.02)
 
     def met(self, model: nn.Module) -> None:
         """Take note that all parts are loaded: from now on passes are told, and no other is run."""
@@ -122,7 +139,8 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            raise self.lost(error) from error
+            self.give_up(error)
+            raise
         finally:
             self._open = False
 
@@ -140,7 +158,8 @@ class Ranks:
             if len(words) > FIRST:
                 dist.broadcast(words[FIRST:].contiguous(), 0, self._group)
         except RuntimeError as error:
-            raise self.lost(error) from error
+            self.give_up(error)
+            raise
 
     def receive(self) -> Parcel:
         """Wait for what rank 0 tells next; where it has gone, it told the end."""
@@ -156,19 +175,22 @@ class Ranks:
             return Parcel(END)
         return Parcel.of(first)
 
-    def lost(self, error: BaseException) -> BaseException:
-        """End all ranks after an error, and return what is to be raised: who was lost, if one was; else the error."""
+    def give_up(self, error: BaseException) -> None:
+        """End all ranks after an error.
+
+        Raises:
+            RankLost: a rank has ended, or the error does not say itself what is wrong.
+        """
         if self._over:
-            return error
-        said = self._reason()
+            return
         self._over = True
+        said = "" if isinstance(error, KeyboardInterrupt) else self._reason()
         own = " ".join(str(error).split()) or type(error).__name__
         self._why = said or f"A pass over {self.count} ranks failed on rank {self.rank}: {own[:300].rstrip('.')}."
         self._why = f"{self._why.rstrip('.')}; load the target anew."
         self._abandon()
-        if isinstance(error, KeyboardInterrupt) or (isinstance(error, PolydraftError) and not said):
-            return error
-        return RankLost(self._why)
+        if not isinstance(error, KeyboardInterrupt) and (said or not isinstance(error, PolydraftError)):
+            raise RankLost(self._why) from error
 
     def end(self) -> None:
         """Tell the other ranks that nothing more comes, and wait until they have ended; later calls do nothing."""
@@ -208,7 +230,7 @@ class Ranks:
 
     def _reason(self) -> str:
         """Return which helper has ended, and why; empty if none has."""
-        end = time.monotonic() + GRACE / 2
+        end = time.monotonic() + GRACE / 4
         while self._helpers and time.monotonic() < end:
             for one in self._helpers:
                 if one.process.poll() is not None:
@@ -359,15 +381,3 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if pressed:
             before(*pressed[0])
-
-
-def watch_input(end: Any = os._exit) -> None:
-    """End this process when standard input does, which rank 0 holds open as long as it lives."""
-
-    def wait() -> None:
-        with suppress(OSError, ValueError):
-            while sys.stdin.buffer.read(1):
-                pass
-        end(0)
-
-    threading.Thread(target=wait, daemon=True).start()
