@@ -1,11 +1,13 @@
 """Targets over several processes: texts are those of one, and whatever ends a process is said in a sentence."""
 
 import json
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -189,37 +191,44 @@ SOON = 60
 LONG = ("generate", "--parallel", "2", "--draft", "pair-draft", "--dtype", "float64", "--max-new-tokens", "100000")
 
 
-def started(*command: str) -> tuple[subprocess.Popen[str], list[int]]:
+@contextmanager
+def started(place: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Start a command, wait until it writes text, and return its process and those that hold parts."""
-    process = subprocess.Popen([*COMMAND, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.read(40)  # the prompt, and some text behind it
-    return process, children(process.pid)
+    own = {**os.environ, "TMPDIR": str(place), "PYTHONUNBUFFERED": "1"}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": own}
+    with subprocess.Popen([*COMMAND, *command], **streams) as process:
+        assert process.stdout is not None
+        process.stdout.read(len(PROMPTS[0]) + 10)
+        try:
+            yield process, children(process.pid)
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["a follower is killed", "Ctrl-C", "rank 0 is killed"])
 def test_whatever_ends_a_process_is_said_and_none_is_left(what: str, tmp_path: Path) -> None:
-    folder = random_llama(tmp_path, 4, 2, max_position_embeddings=4096)
-    process, others = started(*LONG, "--target", str(folder), "--temperature", "1", PROMPTS[0])
-    assert len(others) == 1
-    began = time.monotonic()
-    if what == "a follower is killed":
-        subprocess.run(["kill", "-9", str(others[0])], check=True)
-    else:
-        process.send_signal(signal.SIGINT if what == "Ctrl-C" else signal.SIGKILL)
-    _, said = process.communicate(timeout=SOON)
-    while not gone(others[0]):
-        assert time.monotonic() - began < SOON
-        time.sleep(0.05)
+    folder, place = random_llama(tmp_path / "model", 4, 2, max_position_embeddings=4096), tmp_path / "place"
+    place.mkdir()
+    with started(place, *LONG, "--target", str(folder), "--temperature", "1", PROMPTS[0]) as (process, others):
+        (other,), began = others, time.monotonic()
+        if what == "a follower is killed":
+            os.kill(other, signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGINT if what == "Ctrl-C" else signal.SIGKILL)
+        _, said = process.communicate(timeout=SOON)
+        while not gone(other):
+            assert time.monotonic() - began < SOON
+            time.sleep(0.05)
+        code = process.returncode
     lines = [line for line in said.splitlines() if "Loading" not in line]
     if what == "a follower is killed":
-        assert process.returncode == 2
-        assert lines[-1] == "polydraft: The process of rank 1 of 2 ended by signal 9; load the target anew."
+        assert (
+            code == 2 and lines[-1] == "polydraft: The process of rank 1 of 2 ended by signal 9; load the target anew."
+        )
     elif what == "Ctrl-C":
-        assert process.returncode == 130 and lines[-1].startswith("polydraft: Interrupted")
-    assert "Traceback" not in said
-    assert not [*Path("/tmp").glob("polydraft-ranks-*")]
+        assert code == 130 and lines[-1].startswith("polydraft: Interrupted")
+    assert "Traceback" not in said and not [*place.glob("polydraft-ranks-*")]
 
 
 @pytest.mark.slow
