@@ -39,7 +39,9 @@ def children(pid: int) -> list[int]:
     """Return the processes below one that hold a part of a target."""
     found, left = list[int](), [pid]
     while left:
-        out = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(left.pop())], capture_output=True, text=True)
+        out = subprocess.run(
+            ["ps", "-o", "pid=", "-o", "args=", "--ppid", str(left.pop())], capture_output=True, text=True
+        )
         pairs = [line.strip().split(maxsplit=1) for line in out.stdout.splitlines()]
         left += [int(number) for number, _ in pairs]
         found += [int(number) for number, said in pairs if "distributed.following" in said]
