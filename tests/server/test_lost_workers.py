@@ -87,7 +87,7 @@ def expected(pair: Pair, number: int) -> str:
 async def under_load(address: str, count: int, harm: Any) -> list[str]:
     """Send requests, sixteen at once, and do harm while they are answered; return the texts."""
     sending = asyncio.ensure_future(loaded(address, [body(number) for number in range(count)], 16))
-    async with httpx.AsyncClient(base_url=address) as line:
+    async with httpx.AsyncClient(base_url=address, timeout=600) as line:
 
         async def ended() -> float:
             text = (await line.get("/metrics")).text
@@ -100,7 +100,7 @@ async def under_load(address: str, count: int, harm: Any) -> list[str]:
 
 
 def number_of(address: str, name: str) -> float:
-    rows = httpx.get(f"{address}/metrics").text.splitlines()
+    rows = httpx.get(f"{address}/metrics", timeout=600).text.splitlines()
     return sum(float(row.split()[-1]) for row in rows if row.startswith(f"polydraft:{name}"))
 
 
