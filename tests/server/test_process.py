@@ -133,15 +133,16 @@ def test_without_retries_a_worker_costs_its_requests() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal here")
 def test_a_signal_starts_the_workers_anew() -> None:
-    with running("--workers", "2") as (process, address), httpx.Client(base_url=address, timeout=60) as found:
-        before = worker_of(process)
+    log = list[str]()
+    with running("--workers", "2", log=log) as (process, address), httpx.Client(base_url=address, timeout=60) as found:
         with found.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 300}) as answer:
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGUSR1)
             rest = told_of(lines)
         assert not [one for one in rest if "error" in one] and rest[-1]["choices"][0]["finish_reason"] == "length"
-        until(lambda: before != worker_of(process), 90)
+        until(lambda: sum('"worker started"' in line for line in log) == 2, 120)
+        assert not [line for line in log if '"worker gone"' in line]
         assert found.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
