@@ -355,8 +355,8 @@ class Desk:
         message, code = f"The model's process {what}; the request is lost, try again.", "worker_gone"
         if ticket.lost > max(1, self.settings.retries):
             message = (
-                f"The model's process {what} while it was at this request, for the {ticket.lost}th time, and the last "
-                "time it had nothing else to do; it is not tried again."
+                f"The model's process {what} while it was at this request, after {ticket.lost - 1} others had ended at "
+                "it, and had nothing else to do; it is not tried again."
             )
             code = "fatal_request"
         ticket.left = 0
