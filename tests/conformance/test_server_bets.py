@@ -7,13 +7,15 @@ import torch
 from wrong_servers import COLD, Law, colder, lenient, models_of, right, tempered, zipf_rows
 
 from polydraft.conformance.http.betting import STAKES, Wallet
-from polydraft.conformance.http.features import PLACES, Features
+from polydraft.conformance.http.features import PLACES, TextFeatures
 from polydraft.errors import InvalidParameter
 
 ALARM = log(1000)
 
 
-def gains(features: Features, law: torch.Tensor, tokens: list[int], draft: torch.Tensor, eta: float) -> torch.Tensor:
+def gains(
+    features: TextFeatures, law: torch.Tensor, tokens: list[int], draft: torch.Tensor, eta: float
+) -> torch.Tensor:
     """Return what each token multiplies each capital by, without a place."""
     found = []
     for token in tokens:
@@ -28,7 +30,7 @@ def gains(features: Features, law: torch.Tensor, tokens: list[int], draft: torch
 def test_no_bet_wins_on_average_while_a_server_is_within_the_tolerance(eta: float) -> None:
     law = torch.tensor([0.5, 0.3, 0.1, 0.08, 0.02], dtype=torch.float64)
     draft = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2], dtype=torch.float64)
-    features = Features(5, filtered=True, drafted=True)
+    features = TextFeatures(5, filtered=True, drafted=True)
     won = gains(features, law, [0, 1, 2, 3, 4], draft, eta)
     random = torch.tensor(["hold" in name for name in features.names])
     for one in range(5):
@@ -45,14 +47,14 @@ def test_the_random_part_of_ranks_makes_their_mean_what_is_said() -> None:
     law = torch.tensor([0.4, 0.4, 0.15, 0.05, 0.0], dtype=torch.float64)
     stream = torch.Generator().manual_seed(0)
     tokens = torch.multinomial(law, 20_000, replacement=True, generator=stream).tolist()
-    features = Features(5, filtered=False, drafted=False)
+    features = TextFeatures(5, filtered=False, drafted=False)
     seen = features.observe([0], tokens, law.expand(len(tokens), -1))
     gap = (seen.values - seen.means).sum(dim=-1) / 20_000**0.5
     assert float(gap[1:].abs().max()) < 3, "three times more than a variance of a quarter allows: chance below 1e-8"
 
 
 def test_weights_sum_to_one_and_all_is_counted_by_place() -> None:
-    features = Features(4, [3], filtered=False, drafted=False)
+    features = TextFeatures(4, [3], filtered=False, drafted=False)
     wallet = Wallet(features.names, 4, 0.0)
     assert float(wallet.weights.exp().expand(wallet.logs.shape).sum()) == pytest.approx(1)
     assert wallet.log_e == pytest.approx(0)
@@ -65,7 +67,7 @@ def test_weights_sum_to_one_and_all_is_counted_by_place() -> None:
 
 
 def test_what_followed_the_longest_match_is_what_lookups_draft() -> None:
-    features = Features(10, filtered=False, drafted=False)
+    features = TextFeatures(10, filtered=False, drafted=False)
     law = torch.full((3, 10), 0.1, dtype=torch.float64)
     seen = features.observe([1, 2, 3, 9, 2, 4, 1, 2], [3, 9, 5], law)
     assert seen.values[0].tolist() == [1, 1, 0] and seen.seen[0].tolist() == [True] * 3
@@ -84,7 +86,7 @@ def tokens_until_caught(
     """Let a server write until it is called wrong, or nothing after so many tokens."""
     target, draft = (one.table.exp() for one in models_of(size))
     stream = torch.Generator().manual_seed(run)
-    features = Features(size, [3], filtered=False, drafted=drafted, seed=run)
+    features = TextFeatures(size, [3], filtered=False, drafted=drafted, seed=run)
     wallet = Wallet(features.names, size, eta)
     while wallet.tokens < most:
         text = [int(torch.randint(0, size, (1,), generator=stream))]

@@ -1,5 +1,6 @@
 """`polydraft conformance --url`: whether a server writes as its model says; `--export` writes a model for that."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from polydraft.models import export_tiny, load
 from polydraft.options.commands.bench_options import ConformanceOptions
 from polydraft.probs import SamplingParams
 
-PATIENCE = 2.0
+PATIENCE, LARGEST = 2.0, 1e300
 OF_SERVERS: tuple[str, ...] = (
     *("model", "engine", "tiny", "copy", "draft", "trust_logprobs", "temperature", "top_p", "top_k"),
     *("false_alarm", "tolerance", "most_tokens"),
@@ -117,7 +118,8 @@ def _tested(options: ConformanceOptions) -> int:
     finally:
         client.close()
     if options.as_json:
-        print_json_line({"passed": report.passed, **asdict(report)})
+        told = json.dumps({"passed": report.passed, **asdict(report)})
+        print_json_line(json.loads(told, parse_constant=lambda _: LARGEST))  # JSON has no infinity
     else:
         show_report(new_console(), report)
     return 0 if report.passed else 1

@@ -14,7 +14,7 @@ Source: testing by betting, arXiv 2010.09686; Ville's inequality and test martin
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 
 import torch
 
@@ -28,7 +28,7 @@ ANYWHERE = 0.6
 """The weight of features that are looked at in all places."""
 DIRECTIONS = ("too often", "too seldom")
 SHOWN = 5
-LARGEST = 700.0
+LARGEST = 690.0
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ class Wallet:
 
 
 def as_e_value(log_e: float) -> float:
-    """Return the exponential of a logarithm, which may be infinite."""
-    return exp(log_e) if log_e < LARGEST else inf
+    """Return the exponential of a logarithm, or the largest that a report holds."""
+    return exp(min(log_e, LARGEST))

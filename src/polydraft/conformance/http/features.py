@@ -57,7 +57,7 @@ class Observations:
     spreads: Float[Tensor, "c V"]
 
 
-class Features:
+class TextFeatures:
     """The features of a vocabulary, fixed before the first text.
 
     Args:

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from polydraft.conformance.check import LawReport, check
 from polydraft.conformance.http.betting import Culprit, Wallet
 from polydraft.conformance.http.copied_law import CopiedModel
 from polydraft.conformance.http.engines import MOST_TOLD, SampledText, SampleRequest
-from polydraft.conformance.http.features import Features
+from polydraft.conformance.http.features import OWN_SEEDS, TextFeatures
 from polydraft.conformance.http.server_client import ServerClient
 from polydraft.errors import InvalidParameter, ServerError, require_number
-from polydraft.probs import SamplingParams
+from polydraft.probs import Noise, SamplingParams
 
 PROMPTS = (
     "def add(a, b):\n    return a",
@@ -175,7 +175,7 @@ def check_copy(client: ServerClient, copy: CopiedModel, settings: ServerTest, pr
             f"log-probabilities that are told differ from the copy's by a total variation of {first.difference:.2g}"
         )
     filtered = settings.params.top_k > 0 or settings.params.top_p < 1
-    features = Features(copy.size, copy.sentence_ends, filtered=filtered, drafted=copy.draft is not None)
+    features = TextFeatures(copy.size, copy.sentence_ends, filtered=filtered, drafted=copy.draft is not None)
     wallet = Wallet(features.names, copy.size, tolerance)
 
     def add(prompt: Sequence[int], texts: list[list[int]]) -> None:
@@ -209,16 +209,23 @@ def check_logprobs(
         raise InvalidParameter(
             "--trust-logprobs needs temperature 1 without filters: log-probabilities are told before these."
         )
-    features = Features(MOST_TOLD + 1, filtered=False, drafted=False)
+    features = TextFeatures(MOST_TOLD + 1, filtered=False, drafted=False)
     wallet = Wallet(features.names, MOST_TOLD + 1, settings.tolerance)
-    findings, told = list[str](), list[float]()
+    findings, told, stream = list[str](), list[float](), Noise.from_seed(OWN_SEEDS + 1, 1).generators[0]
+    seen = set[tuple[str, ...]]()
 
     def add(_: Sequence[int], texts: list[SampledText]) -> None:
+        spelt = tuple(one.text for one in texts)
+        if spelt in seen:
+            raise ServerError(
+                f"{client.url} writes the same text for every seed, and texts must not depend on each other."
+            )
+        seen.add(spelt)
         for one in texts:
             if not one.told:
                 raise ServerError(f"{client.url} tells no log-probabilities: give a copy by --copy.")
             told.extend(token.logprob for token in one.told)
-            law, places = _told_law(one)
+            law, places = _told_law(one, stream)
             wallet.add(features.observe([0], places, law), places)
             if float(law.sum(-1).max()) > 1 + settings.tolerance and not any("sum" in said for said in findings):
                 findings.append("the log-probabilities of a place sum to more than 1")
@@ -235,17 +242,21 @@ def check_logprobs(
     )
 
 
-def _told_law(sample: SampledText) -> tuple[Float[Tensor, "t V"], list[int]]:
-    """Return the law that log-probabilities tell: of the likeliest tokens by rank, and of all others together."""
+def _told_law(sample: SampledText, stream: Generator) -> tuple[Float[Tensor, "t V"], list[int]]:
+    """Return the law that log-probabilities tell: of the likeliest tokens by rank, and of all others together.
+
+    Of tokens with one log-probability, as half precision has many, the sampled one is any under the law; so one of them
+    is drawn.
+    """
     law = torch.zeros(len(sample.told), MOST_TOLD + 1, dtype=torch.float64)
     places = list[int]()
     for row, one in enumerate(sample.told):
         values = sorted(one.likeliest, reverse=True)[:MOST_TOLD]
         law[row, : len(values)] = torch.tensor(values, dtype=torch.float64).exp()
         law[row, MOST_TOLD] = (1 - law[row].sum()).clamp_min(0)
-        near = [abs(value - one.logprob) for value in values]
-        at = min(range(len(near)), key=near.__getitem__, default=MOST_TOLD)
-        places.append(at if near and near[at] < 1e-6 else MOST_TOLD)
+        equal = [at for at, value in enumerate(values) if abs(value - one.logprob) < 1e-9]
+        any_ = int(torch.randint(0, max(len(equal), 1), (1,), generator=stream))
+        places.append(equal[any_] if equal else MOST_TOLD)
     return law, places
 
 
