@@ -226,7 +226,7 @@ def html() -> httpx.Response:
 
 
 BAD_SERVERS: list[tuple[Any, str]] = [
-    (html(), "answers a web page: is it an OpenAI-compatible server"),
+    (html(), "answers a web page: give the address of an OpenAI-compatible server"),
     (httpx.Response(404, html="<html>"), "answers with status 404: a web page"),
     (httpx.Response(200, text="hello"), "answers no JSON"),
     (httpx.Response(200, json={"object": "list"}), "has no list of models"),

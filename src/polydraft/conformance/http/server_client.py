@@ -77,7 +77,9 @@ class ServerClient:
         found = self._asked("GET", "/v1/models")
         cards = found.get("data") if isinstance(found, Mapping) else None
         if not isinstance(cards, list) or not all(isinstance(one, Mapping) for one in cards):
-            raise ServerError(f"{self.url}/v1/models has no list of models: is it an OpenAI-compatible server?")
+            raise ServerError(
+                f"{self.url}/v1/models has no list of models: give the address of an OpenAI-compatible server."
+            )
         return cards
 
     def _chosen(self, wanted: str | None) -> str:
@@ -168,7 +170,8 @@ class ServerClient:
             raise ServerError(f"{place} answers with status {status}: {reason}.")
         if not isinstance(value, dict | list):
             raise ServerError(
-                f"{place} answers {'a web page' if html else 'no JSON'}: is it an OpenAI-compatible server?"
+                f"{place} answers {'a web page' if html else 'no JSON'}: "
+                "give the address of an OpenAI-compatible server."
             )
         return value
 
