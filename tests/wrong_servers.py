@@ -45,8 +45,8 @@ def models_of(size: int = SIZE) -> tuple[Bigram, Bigram]:
     return Bigram(target), Bigram((1 - LEANING) * target + LEANING * zipf_rows(2, size))
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    own = Tokenizer(models.WordLevel({one: number for number, one in enumerate(CHARACTERS)}, unk_token=" "))
+def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    own = Tokenizer(models.WordLevel({one: number for number, one in enumerate(CHARACTERS[:size])}, unk_token=" "))
     own.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     own.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=own, clean_up_tokenization_spaces=False)
@@ -109,6 +109,7 @@ def min_p(target: Tensor, draft: Tensor, stream: Generator) -> Tensor:
 
 def duplicates_skipped(target: Tensor, draft: Tensor, stream: Generator) -> Tensor:
     """Reject four drafts one after the other, and leave the residual as it was where one comes again."""
+    draft = tempered(draft, 0.5)  # of a sharp draft more come again
     left, found, seen = target.clone(), torch.full((len(target),), -1), []
     for _ in range(4):
         token = drawn(draft, stream)
@@ -144,10 +145,10 @@ def greedy(target: Tensor, draft: Tensor, stream: Generator) -> Tensor:
 class Double:
     """A server in vLLM's shape that answers in this process, and notes what it was asked."""
 
-    def __init__(self, law: Law = right, *, owner: str = "vllm", **wrong: Any) -> None:
+    def __init__(self, law: Law = right, *, owner: str = "vllm", size: int = SIZE, **wrong: Any) -> None:
         self.law, self.owner, self.wrong = law, owner, wrong
-        self.target, self.draft = models_of()
-        self.tokenizer = character_tokenizer()
+        self.target, self.draft = models_of(size)
+        self.tokenizer = character_tokenizer(size)
         self.asked: list[dict[str, Any]] = []
 
     @property
@@ -189,7 +190,7 @@ class Double:
     def _logprobs(self, before: list[int], text: list[int], count: int) -> dict[str, Any]:
         rows = self.target.table[torch.tensor(before)]
         own = rows.gather(-1, torch.tensor(text).unsqueeze(-1)).squeeze(-1).tolist()
-        values, tokens = rows.topk(count, dim=-1)
+        values, tokens = rows.topk(min(count, rows.shape[-1]), dim=-1)
         zero = self.wrong.get("zeros")
         return {
             "tokens": [CHARACTERS[one] for one in text],

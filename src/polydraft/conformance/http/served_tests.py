@@ -293,9 +293,9 @@ def _check_first_texts(
             f"{client.url} read {count} tokens of a prompt that has {len(prompts[0])} for the copy: it has another "
             "tokenizer or puts a template around prompts."
         )
+    read = [_checked(client, copy, one, LENGTH) for one in samples]
     if copy.differs(samples):
         raise ServerError(f"{client.url} spells tokens otherwise than the copy: it has another tokenizer.")
-    read = [_checked(client, copy, one, LENGTH) for one in samples]
     _check_independent(client, copy, prompts[0], [text for text, _ in read])
     told = [token.logprob for one in samples for token in one.told]
     difference = _difference(copy, prompts[0], samples, [text for text, _ in read])
