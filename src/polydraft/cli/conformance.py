@@ -16,7 +16,7 @@ from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import columns, print_json_line, styled
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
-from polydraft.cli.serving.server_conformance import progress, refuse_server_options, run_server_conformance
+from polydraft.cli.benchmark.server_conformance import progress, refuse_server_options, run_server_conformance
 from polydraft.conformance import (
     EXACT,
     RuleReport,
