@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from polydraft.catalogue import meant_rule, names_file, node_rules, own_rule, tables, tree_rules
+from polydraft.cli.benchmark.server_conformance import progress, refuse_server_options, run_server_conformance
 from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import columns, print_json_line, styled
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
-from polydraft.cli.benchmark.server_conformance import progress, refuse_server_options, run_server_conformance
 from polydraft.conformance import (
     EXACT,
     RuleReport,
