@@ -70,7 +70,7 @@ WRONG: list[tuple[Law, int, str]] = [
     (cut_to(400), 16_000, "400 likelier"),
     (cut_to(40), 4_000, "likelier|hold|less likely"),
     (min_p, 4_000, "less likely than 5%|likelier|hold"),
-    (noise_shared, 16_000, "in the order of tokens|draft"),
+    (noise_shared, 8_000, "drafts that are accepted by the number"),
     (greedy_under_drafts, 4_000, "the likeliest token"),
 ]
 

@@ -6,12 +6,12 @@ f(x_t) - mu_t is a martingale, whatever the texts are. Features with a direction
 context:
 
 * drafts: x is what followed the longest earlier match of the last tokens (a lookup), or the draft model gives it more
-  than the law does. A verifier that is wrong errs towards its drafts.
+  than the law does. A verifier that is wrong errs towards its drafts; one that tests a draft with the number by which
+  it was drawn from cumulated probabilities accepts those that come early.
 * ranks: the mass of all likelier tokens plus a random share of x's own is uniform under the law; below .1 .. .95 it
   tells temperatures and nucleus filters; numbers of likelier tokens tell top-k, shares of the likeliest min-p.
 * surprise: -log p(x), the direction of a temperature.
-* halves of the vocabulary, drawn once; and the first quarters of the law in the order of tokens, which tell a verifier
-  that uses the number again by which a draft was drawn from cumulated probabilities.
+* halves of the vocabulary, drawn once.
 
 Each is also taken by place: the first token, behind the end of a sentence, behind tokens of either half.
 """
@@ -31,7 +31,7 @@ MOST_LIKELIER = (20, 40, 50, 100, 400)
 SHARE = 0.05
 """llama.cpp's default for min-p."""
 MOST_SURPRISE = 8.0
-SHARES = (0.25, 0.5, 0.75)
+SHARED = "drafts that are accepted by the number they were drawn by"
 HALVES = 4
 LONGEST_MATCH = 4
 OWN_SEEDS = 7_046_029_254_386_353_131
@@ -87,9 +87,12 @@ class TextFeatures:
             f"tokens less likely than {SHARE:.0%} of the likeliest",
             "surprise (the direction of a temperature)",
             *(f"half {number + 1} of the vocabulary" for number in range(HALVES)),
-            *(f"the first {share:.0%} of the law in the order of tokens (shared random numbers)" for share in SHARES),
             *(["tokens outside the filters"] if self.filtered else []),
-            *(["tokens that the draft model favours", "the draft model's share of a token"] if self.drafted else []),
+            *(
+                ["tokens that the draft model favours", "the draft model's share of a token", SHARED]
+                if self.drafted
+                else []
+            ),
         ]
 
     def observe(
@@ -113,7 +116,6 @@ class TextFeatures:
         found = torch.tensor([-1 if one is None else one for one in lookups])
         rows = [self._of_lookup(found, tokens, law), *self._of_ranks(law, own)]
         rows += [self._of_surprise(law, own), *((half[tokens], law @ half) for half in self.halves)]
-        rows += self._of_order(law, own, tokens)
         if self.filtered:
             rows.append(((own == 0).double().squeeze(-1), torch.zeros(len(text), dtype=torch.float64)))
         if self.drafted and draft is not None:
@@ -142,11 +144,6 @@ class TextFeatures:
         least = SHARE * best
         return [*rows, ((own < least).double().squeeze(-1), (law * (law < least)).sum(-1))]
 
-    def _of_order(self, law: Tensor, own: Tensor, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
-        uniform = torch.rand(len(own), generator=self._noise, dtype=torch.float64)
-        below = law.cumsum(dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - uniform * own.squeeze(-1)
-        return [((below < share).double(), torch.full_like(below, share)) for share in SHARES]
-
     @staticmethod
     def _of_surprise(law: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         surprise = (-law.log() / MOST_SURPRISE).clamp(0, 1)
@@ -155,9 +152,11 @@ class TextFeatures:
     @staticmethod
     def _of_draft(law: Tensor, draft: Tensor, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
         share = draft / (law + draft).clamp_min(1e-300)
+        begins, size = draft.cumsum(dim=-1) - draft, draft.clamp_min(1e-300)
+        shared = ((law / size - begins) / size).clamp(0, 1)  # of a token's numbers those below law / draft
         return [
             (one.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), (law * one).sum(-1))
-            for one in ((draft > law).double(), share)
+            for one in ((draft > law).double(), share, shared)
         ]
 
     def _places(self, prompt: Sequence[int], tokens: Int[Tensor, " t"]) -> Bool[Tensor, "c t"]:
