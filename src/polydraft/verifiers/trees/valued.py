@@ -1,8 +1,7 @@
 """Shares by value: a child with drafts below it gets more than a leaf does, and all nodes of a level share one unit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 import torch
@@ -51,9 +50,9 @@ class Valued:
     keeps for itself is (a(v) - v's part of K) (1 - G) / (1 - K), and every other scale is multiplied by
     (1 - G) / (1 - K). Behind v the mass that its children left is emitted.
     Where all children of one node are leaves, shares are those of `Optimal`. Successive drafts are looked at node by
-    node where a node has several: two together; of more, the first apart if it has most below it, as in
-    `TraversalVerification`, else all by `Optimal`. Both copies of a repeated token have shares, each with its own
-    subtree, unless the target is certain of it.
+    node where a node has several: two together; of more, the first apart if it has most below it, and all below it
+    before the others, as in `TraversalVerification`; else all by `Optimal`. Both copies of a repeated token have
+    shares, each with its own subtree, unless the target is certain of it.
     Scheme: independent drafts, also with certain ones before them or of several rows; successive ones; certain ones.
     Exactness: scales are right on average over the drafts that are looked at, whatever came before, so the path ends
     at v, or goes on below it, with a(v) on average and a text that follows the target. h_r may be any curve that was
@@ -97,11 +96,11 @@ class Valued:
         given = zip(
             numbers(padded), numbers(table), integers(draft.drafted_atoms()), integers(draft.tree.children), strict=True
         )
-        curves, known, levels = curves_of(draft.planned), {}, draft.planned.levels[: draft.tree.topology.height]
+        curves, known = curves_of(draft.planned), {}
         walks = [_Walk(self.scheme, curves, *row, known) for row in given]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-            for walk, nodes in product(walks, levels):
-                walk.go_down(nodes)
+            for walk in walks:
+                walk.go_down([0])
         end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
         return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
 
@@ -160,38 +159,37 @@ class _Walk:
         self.scale[0] = 1
 
     def go_down(self, nodes: Sequence[int]) -> None:
-        """Look at the children of all nodes of a level."""
-        groups = list[_Siblings]()
-        for node in nodes:
-            there = self.children[node] >= 0
-            if there.any():
-                groups.append(_Siblings(node, self.children[node][there], self.atoms[node][there], self.draft[node]))
-        for together in self._stages(groups):
-            self._look_at(together)
+        """Look at all drafts below some nodes of a level."""
+        while len(nodes):
+            groups = [self._siblings(node) for node in nodes]
+            nodes = [int(child) for one in groups for child in one.children]
+            together = [one for one in groups if len(one.children) and not self._is_apart(one)]
+            if together:
+                self._look_at(together)
+            for one in filter(self._is_apart, groups):
+                done = self._look_at_several(one)
+                nodes = [node for node in nodes if node not in done]
 
-    def _stages(self, groups: list[_Siblings]) -> Iterator[list[_Siblings]]:
-        """Return which drafts are looked at together; of successive ones, one of each node that has one."""
-        if set_law_of(self.scheme).draws is not Draws.SUCCESSIVE:
-            groups, together = [], groups
-        else:
-            together = [one for one in groups if len(one.children) == 1]
-            groups = [one for one in groups if len(one.children) > 1]
-        if together:
-            yield together
-        for one in groups:
-            yield from self._apart(one)
+    def _siblings(self, node: int) -> _Siblings:
+        there = self.children[node] >= 0
+        return _Siblings(node, self.children[node][there], self.atoms[node][there], self.draft[node])
 
-    def _apart(self, one: _Siblings) -> Iterator[list[_Siblings]]:
-        worth = self.curves[one.children].sum(axis=-1)
-        if len(worth) > 2 and worth[0] > worth[1:].min() and worth[0] == worth.max():
-            yield [_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)]
-            rest = one.rows.copy()
-            rest[one.atoms[0]] = 0
-            total = rest.sum()
-            one = _Siblings(one.node, one.children[1:], one.atoms[1:], rest / total if total > 0 else rest)
-            yield from self._apart(one)
-        else:
-            yield [one]
+    def _is_apart(self, one: _Siblings) -> bool:
+        return len(one.children) > 1 and set_law_of(self.scheme).draws is Draws.SUCCESSIVE
+
+    def _look_at_several(self, one: _Siblings) -> list[int]:
+        """Look at successive drafts, the first ones apart where they have most below; return those, all below done."""
+        done = list[int]()
+        while True:
+            worth = self.curves[one.children].sum(axis=-1)
+            if len(worth) < 3 or worth[0] == worth[1:].min() or worth[0] < worth.max():
+                self._look_at([one])
+                return done
+            self._look_at([_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)])
+            done.append(int(one.children[0]))
+            self.go_down(done[-1:])
+            rest = np.where(np.arange(len(one.rows)) == one.atoms[0], 0.0, one.rows)
+            one = _Siblings(one.node, one.children[1:], one.atoms[1:], rest / rest.sum())
 
     def _look_at(self, together: list[_Siblings]) -> None:
         """Move scales to some drafts, and to their nodes' and all others what is left."""
