@@ -85,14 +85,7 @@ class _Limits(NamedTuple):
         self.bounds.append(bound)
 
 
-def tree_optimum(
-    scheme: Scheme,
-    counts: Sequence[Sequence[int]],
-    target_rows: Rows,
-    draft_rows: Rows,
-    *,
-    by_level: bool = False,
-) -> float:
+def tree_optimum(scheme: Scheme, counts: Sequence[Sequence[int]], target_rows: Rows, draft_rows: Rows) -> float:
     """Return the most drafts that an exact rule can keep of a drawn tree, on average over the trees.
 
     Let A(y) be the probability that the kept path runs through the text y, A(root) = 1. What the rule emits behind y,
@@ -114,18 +107,20 @@ def tree_optimum(
 
     On a chain block verification reaches the program, on one level the optimal transport (`lp_acceptance`).
 
-    Rules that go down the tree level by level (`Valued`) decide how much of the path stands at a text when the drafts
-    down to its level are known, but not those below. Theirs is a smaller program. With a_y(P) for the drafts P down to
-    the level of y,
+    What is solved is smaller. With a_y(P) the sum of a_y(T) over the trees T that begin with the drafts P down to the
+    level of y,
 
-        sum_{y of this level} a_y(P) <= Pr[P],   sum_c sum_{P' below P} a_yc(P') <= a_y(P),   A = sum_P a(P) as above.
+        sum_{y of one level} a_y(P) <= Pr[P],   sum_c sum_{P' below P} a_yc(P') <= a_y(P),   A = sum_P a(P) as above,
+
+    follows from the program, and its optimum is the same: whatever a_y(P) are, a rule that goes down the tree level by
+    level, and takes what drafts of a new level get from all paths that end above in proportion, has them (`Valued`). So
+    nothing is lost by deciding where the path stands at a level before deeper drafts are looked at.
 
     Args:
         scheme: how the drafts are drawn.
         counts: the shape of the trees, as in `TreeShape`.
         target_rows: entry d "V ... V" has d + 1 axes; the last is the token that follows d drafts.
         draft_rows: the same for the drafts, with one axis more before the last for `Product`.
-        by_level: whether to bound such rules only.
 
     Raises:
         InvalidParameter: there are too many trees to list, or too few rows.
@@ -145,26 +140,13 @@ def tree_optimum(
         )
     trees = drawn_trees(scheme, counts, draft_rows)
     flows: dict[Flow, int] = {}
-    limits = (_limits_by_level if by_level else _limits)(trees, flows)
+    limits = _limits(trees, flows)
     _bound_texts(limits, flows, target_rows)
     return -_solved(limits, len(flows)) if flows else 0.0
 
 
 def _limits(trees: Mapping[Tokens, float], flows: dict[Flow, int]) -> _Limits:
-    """Bound the flows of each tree by its own chance; each flow gets its number."""
-    limits = _Limits([], [], [], [])
-    for tree, chance in trees.items():
-        children: dict[Text, list[int]] = defaultdict(list)
-        for text in sorted(tree):
-            children[text[:-1]].append(flows.setdefault((tree, text), len(flows)))
-        for parent, below in children.items():
-            above = [(flows[tree, parent], -1.0)] if parent else []
-            limits.add(0.0 if parent else chance, [*((column, 1.0) for column in below), *above])
-    return limits
-
-
-def _limits_by_level(trees: Mapping[Tokens, float], flows: dict[Flow, int]) -> _Limits:
-    """Bound flows that do not depend on deeper drafts than their own."""
+    """Bound the flows by the chances of the drafts down to their level; each flow gets its number."""
     limits, tops = _Limits([], [], [], []), dict[Tokens, float](trees)
     for depth in range(max(map(len, frozenset().union(*trees)), default=0), 0, -1):
         above: dict[Tokens, float] = defaultdict(float)
