@@ -32,7 +32,7 @@ from polydraft.trees import BestFirst, Chain, Draft, Fixed, TreeShape, Widths, g
 from polydraft.verifiers import BlockVerification, BottomUp, Optimal, TraversalVerification, Valued
 from polydraft.verifiers.selection import valued_shares
 from polydraft.verifiers.selection.value_curves import LEAF, curve, curves_of
-from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, Drafted, settled, shares_at
+from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, DraftLaws, settled, shares_at
 from polydraft.verifiers.trees.valued import SCHEMES as KINDS
 from polydraft.verifiers.trees.valued import _Walk
 
@@ -174,7 +174,7 @@ def test_prices_settle_for_many_tokens():
     draft, target = (np.exp(one) / np.exp(one).sum() for one in (logits, logits + stream.normal(size=64)))
     slopes, same = np.array([INNER, LEAF]), np.zeros(2, dtype=np.int64)
     for distinct in (False, True):
-        prices, taken = settled(Drafted(draft[None], same[:1], same, distinct), slopes, target[None])
+        prices, taken = settled(DraftLaws(draft[None], same[:1], same, distinct), slopes, target[None])
         assert float(np.maximum(taken - target, 0).sum()) < 1e-4
         assert float(np.abs(taken - target)[prices > 0].sum()) < 3e-4
         assert shares_at(prices[0, :2], slopes).sum() < 1 + 1e-12

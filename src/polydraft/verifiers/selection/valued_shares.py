@@ -30,7 +30,7 @@ Slopes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Drafted:
+class DraftLaws:
     """The laws of drafts below one or several nodes.
 
     Args:
@@ -47,7 +47,7 @@ class Drafted:
     distinct: bool = False
 
 
-def settled(drafted: Drafted, slopes: Slopes, mass: Numbers) -> tuple[Numbers, Numbers]:
+def settled(drafted: DraftLaws, slopes: Slopes, mass: Numbers) -> tuple[Numbers, Numbers]:
     """Return prices at which tokens are taken as often as their mass bears, and how often that is; both "g A".
 
     By sweeps: for given prices every draft expects a share that falls with its own token's price; each token takes the

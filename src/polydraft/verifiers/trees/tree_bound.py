@@ -15,7 +15,7 @@ from polydraft.theory import inclusion
 from polydraft.trees import Draft
 from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
 from polydraft.verifiers.selection.value_curves import curves_of
-from polydraft.verifiers.selection.valued_shares import STEPS, Drafted, Slopes, settled
+from polydraft.verifiers.selection.valued_shares import STEPS, DraftLaws, Slopes, settled
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Pricing:
             )
         rows, count = rows / rows.sum(axis=-1, keepdims=True), len(slopes)
         distinct = set_law_of(self.scheme).draws is Draws.SUCCESSIVE and count == 2
-        drafted = Drafted(rows, np.zeros(len(rows), dtype=np.int64), np.arange(count) % len(rows), distinct)
+        drafted = DraftLaws(rows, np.zeros(len(rows), dtype=np.int64), np.arange(count) % len(rows), distinct)
         mass = scale**self.family.damping * target
         prices, taken = (table[0] for table in settled(drafted, slopes, mass[None]))
         own = tensor(rows if self.scheme.several_rows else rows[0])

@@ -28,7 +28,7 @@ from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.selection.ordered import certain_tokens
 from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
 from polydraft.verifiers.selection.value_curves import curves_of
-from polydraft.verifiers.selection.valued_shares import STEPS, Drafted, Slopes, settled, shares_at
+from polydraft.verifiers.selection.valued_shares import STEPS, DraftLaws, Slopes, settled, shares_at
 from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, emit, listed_atoms, path_to
 from polydraft.verifiers.trees.lifts import settled as settled_verdict
 
@@ -253,7 +253,7 @@ def _onto_first(shares: Numbers, atoms: Places) -> Numbers:
     return np.bincount(first, weights=shares, minlength=len(shares))
 
 
-def _laws(scheme: Scheme, together: list[_Siblings]) -> Drafted:
+def _laws(scheme: Scheme, together: list[_Siblings]) -> DraftLaws:
     """Return the laws of drafts: their row, without the tokens that are certain, which are the first drafts."""
     rows, nodes, kinds = list[Numbers](), list[int](), list[int]()
     for place, one in enumerate(together):
@@ -266,4 +266,4 @@ def _laws(scheme: Scheme, together: list[_Siblings]) -> Drafted:
         rows.extend(drawn / drawn.sum(axis=-1, keepdims=True))
         nodes.extend([place] * (len(rows) - start))
         kinds.extend([*range(start, start + fixed), *(start + fixed + i % len(drawn) for i in range(count - fixed))])
-    return Drafted(np.stack(rows), np.array(nodes), np.array(kinds))
+    return DraftLaws(np.stack(rows), np.array(nodes), np.array(kinds))
