@@ -125,7 +125,7 @@ class Node:
         for own, chance in zip(drafts, self.outcomes[1].tolist(), strict=True):
             rows, table = (one.numpy()[None].repeat(count + 1, 0) for one in (self.draft, self.target))
             walk = _Walk(self.scheme, curves, rows, table, own[None].repeat(count + 1, 0), child, known)
-            walk.go_down([0])
+            walk.go_down()
             shares = walk.scale[1:]
             assert abs(walk.scale.sum() - 1) < 1e-9 and (walk.scale >= 0).all()
             np.add.at(taken, own, chance * shares)

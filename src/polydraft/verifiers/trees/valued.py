@@ -32,6 +32,8 @@ from polydraft.verifiers.selection.valued_shares import STEPS, DraftLaws, Slopes
 from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, emit, listed_atoms, path_to
 from polydraft.verifiers.trees.lifts import settled as settled_verdict
 
+NOISE = 1e-14
+"""A unit of which less is free is full."""
 SCHEMES = (IID, WithoutReplacement, TopThenIID, TopThenSample, TopK, Given, Product)
 
 
@@ -50,9 +52,9 @@ class Valued:
     keeps for itself is (a(v) - v's part of K) (1 - G) / (1 - K), and every other scale is multiplied by
     (1 - G) / (1 - K). Behind v the mass that its children left is emitted.
     Where all children of one node are leaves, shares are those of `Optimal`. Successive drafts are looked at node by
-    node where a node has several: two together; of more, the first apart if it has most below it, and all below it
-    before the others, as in `TraversalVerification`; else all by `Optimal`. Both copies of a repeated token have
-    shares, each with its own subtree, unless the target is certain of it.
+    node where a node has several: two together; of more, the first apart if it has most below it, and the others share
+    what it leaves, as in `TraversalVerification`; else all by `Optimal`. Both copies of a repeated token have shares,
+    each with its own subtree, unless the target is certain of it.
     Scheme: independent drafts, also with certain ones before them or of several rows; successive ones; certain ones.
     Exactness: scales are right on average over the drafts that are looked at, whatever came before, so the path ends
     at v, or goes on below it, with a(v) on average and a text that follows the target. h_r may be any curve that was
@@ -100,7 +102,7 @@ class Valued:
         walks = [_Walk(self.scheme, curves, *row, known) for row in given]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
             for walk in walks:
-                walk.go_down([0])
+                walk.go_down()
         end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
         return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
 
@@ -158,17 +160,17 @@ class _Walk:
         self.left, self.scale = target.copy(), np.zeros(len(target))
         self.scale[0] = 1
 
-    def go_down(self, nodes: Sequence[int]) -> None:
-        """Look at all drafts below some nodes of a level."""
-        while len(nodes):
+    def go_down(self) -> None:
+        """Look at all drafts, level by level."""
+        nodes = [0]
+        while nodes:
             groups = [self._siblings(node) for node in nodes]
             nodes = [int(child) for one in groups for child in one.children]
             together = [one for one in groups if len(one.children) and not self._is_apart(one)]
             if together:
                 self._look_at(together)
             for one in filter(self._is_apart, groups):
-                done = self._look_at_several(one)
-                nodes = [node for node in nodes if node not in done]
+                self._look_at_several(one)
 
     def _siblings(self, node: int) -> _Siblings:
         there = self.children[node] >= 0
@@ -177,29 +179,31 @@ class _Walk:
     def _is_apart(self, one: _Siblings) -> bool:
         return len(one.children) > 1 and set_law_of(self.scheme).draws is Draws.SUCCESSIVE
 
-    def _look_at_several(self, one: _Siblings) -> list[int]:
-        """Look at successive drafts, the first ones apart where they have most below; return those, all below done."""
-        done = list[int]()
+    def _look_at_several(self, one: _Siblings) -> None:
+        """Look at successive drafts, the first ones apart where they have most below, and then keep what they have."""
+        held = list[int]()
         while True:
             worth = self.curves[one.children].sum(axis=-1)
             if len(worth) < 3 or worth[0] == worth[1:].min() or worth[0] < worth.max():
-                self._look_at([one])
-                return done
-            self._look_at([_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)])
-            done.append(int(one.children[0]))
-            self.go_down(done[-1:])
+                self._look_at([one], held)
+                break
+            self._look_at([_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)], held)
+            held.append(int(one.children[0]))
             rest = np.where(np.arange(len(one.rows)) == one.atoms[0], 0.0, one.rows)
             one = _Siblings(one.node, one.children[1:], one.atoms[1:], rest / rest.sum())
 
-    def _look_at(self, together: list[_Siblings]) -> None:
-        """Move scales to some drafts, and to their nodes' and all others what is left."""
-        nodes = [one.node for one in together]
-        mass = self.scale[nodes, None] * self.left[nodes]
-        shares, accepted = self._shared(together, mass)
-        kept, mean = shares.sum(), accepted.sum()
+    def _look_at(self, together: list[_Siblings], held: Sequence[int] = ()) -> None:
+        """Move scales to some drafts, and to their nodes' and all others what is left, but for those that are held."""
+        nodes, kept = [one.node for one in together], self.scale[[*held]]
+        free, mass = 1 - kept.sum(), self.scale[nodes, None] * self.left[nodes]
+        if free < NOISE:
+            return
+        shares, accepted = (free * found for found in self._shared(together, mass / free))
+        given, mean = shares.sum(), accepted.sum()
         rest = mass - accepted
         self.scale[nodes] = rest.sum(axis=-1)
-        self.scale *= max(1 - kept, 0) / (1 - mean) if mean < 1 else 0.0
+        self.scale *= max(free - given, 0) / (free - mean) if mean < free else 0.0
+        self.scale[[*held]] = kept
         self.scale[np.concatenate([one.children for one in together])] = shares
         total = rest.sum(axis=-1, keepdims=True)
         self.left[nodes] = np.where(total > 0, rest / np.where(total > 0, total, 1), self.left[nodes])
