@@ -51,11 +51,11 @@ def _made(own: FunctionType) -> Any:
     njit = import_module("numba").njit
     called = {name: getattr(own.__globals__.get(name), "machine_code", None) for name in own.__code__.co_names}
     names = own.__globals__ | {name: code() for name, code in called.items() if code}
-    own = wraps(own)(FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__))
+    alone = wraps(own)(FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__))
     try:
-        made = njit(own, cache=True, error_model="numpy", nogil=True)
+        made = njit(alone, cache=True, error_model="numpy", nogil=True)
     except RuntimeError:  # no place to keep it
-        made = njit(own, error_model="numpy", nogil=True)
+        made = njit(alone, error_model="numpy", nogil=True)
     made.compile = partial(_compile, made, made.compile)
     return made
 

@@ -31,6 +31,22 @@ def test_what_is_compiled_gives_what_python_gives_and_infinity_for_a_division_by
     assert machine_code.__name__ == "halves"
 
 
+@compiled
+def half(value: float) -> float:
+    return 1 / value
+
+
+def halves_by_another(values: np.ndarray) -> float:
+    total = 0.0
+    for value in values:
+        total += half(value)
+    return total
+
+
+def test_compiled_functions_of_a_file_call_each_other():
+    assert compiled(halves_by_another)(np.array([1.0, 2.0, 4.0])) == halves(np.array([1.0, 2.0, 4.0]))
+
+
 def test_it_is_compiled_where_nothing_can_be_kept_on_disk(monkeypatch: pytest.MonkeyPatch):
     plain, asked = numba.njit, []
 

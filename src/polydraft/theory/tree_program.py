@@ -148,7 +148,7 @@ def tree_optimum(scheme: Scheme, counts: Sequence[Sequence[int]], target_rows: R
 def _limits(trees: Mapping[Tokens, float], flows: dict[Flow, int]) -> _Limits:
     """Bound the flows by the chances of the drafts down to their level; each flow gets its number."""
     limits, tops = _Limits([], [], [], []), dict[Tokens, float](trees)
-    for depth in range(max(map(len, frozenset().union(*trees)), default=0), 0, -1):
+    for depth in range(max((len(text) for tree in trees for text in tree), default=0), 0, -1):
         above: dict[Tokens, float] = defaultdict(float)
         below: dict[Flow, list[int]] = defaultdict(list)
         for top, chance in tops.items():

@@ -98,7 +98,7 @@ class Valued:
         given = zip(
             numbers(padded), numbers(table), integers(draft.drafted_atoms()), integers(draft.tree.children), strict=True
         )
-        curves, known = curves_of(draft.planned), {}
+        curves, known = curves_of(draft.planned), dict[tuple[bytes, ...], tuple[Numbers, Numbers]]()
         walks = [_Walk(self.scheme, curves, *row, known) for row in given]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
             for walk in walks:
@@ -164,7 +164,7 @@ class _Walk:
         """Look at all drafts, level by level."""
         nodes = [0]
         while nodes:
-            groups = [self._siblings(node) for node in nodes]
+            groups = [self._siblings(node) for node in nodes if self.scale[node] > 0]
             nodes = [int(child) for one in groups for child in one.children]
             together = [one for one in groups if len(one.children) and not self._is_apart(one)]
             if together:
@@ -254,7 +254,9 @@ def _alone(scheme: Scheme, one: _Siblings, mass: Numbers) -> tuple[Numbers, Numb
 def _onto_first(shares: Numbers, atoms: Places) -> Numbers:
     """Add the shares of a repeated token up at its first copy."""
     first = (atoms[:, None] == atoms).argmax(axis=-1)
-    return np.bincount(first, weights=shares, minlength=len(shares))
+    together = np.zeros_like(shares)
+    np.add.at(together, first, shares)
+    return together
 
 
 def _laws(scheme: Scheme, together: list[_Siblings]) -> DraftLaws:
