@@ -8,8 +8,8 @@ from polydraft.theory.tree_program import Subtree, subtrees
 from polydraft.trees import TreeShape
 from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, Slopes
 
-FIRST = (1.0, 0.9, 0.65, 0.4)
-"""How much of each quarter of a node's scale its first child gets on average: usual of pairs that agree in .7 to .8."""
+FIRST = (1.0, 1.0, 0.85, 0.6)
+"""How much of each quarter of a node's scale its first child gets on average: usual of pairs that agree in .8 or so."""
 LATER = (0.8, 0.6, 0.4, 0.3)
 """How much of each quarter of what is left a later child gets."""
 LEAF = (STEPS,) * PARTS

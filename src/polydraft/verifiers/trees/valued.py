@@ -28,7 +28,7 @@ from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.selection.ordered import certain_tokens
 from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
 from polydraft.verifiers.selection.value_curves import curves_of
-from polydraft.verifiers.selection.valued_shares import STEPS, DraftLaws, Slopes, settled, shares_at
+from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, DraftLaws, Slopes, settled, shares_at
 from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, emit, listed_atoms, path_to
 from polydraft.verifiers.trees.lifts import settled as settled_verdict
 
@@ -180,15 +180,19 @@ class _Walk:
         return len(one.children) > 1 and set_law_of(self.scheme).draws is Draws.SUCCESSIVE
 
     def _look_at_several(self, one: _Siblings) -> None:
-        """Look at successive drafts, the first ones apart where they have most below, and then keep what they have."""
+        """Look at successive drafts, the first ones apart where they have most below.
+
+        Where these have twice as much below as the others, they keep what they have, since a share that varies is worth
+        less below.
+        """
         held = list[int]()
         while True:
-            worth = self.curves[one.children].sum(axis=-1)
+            worth = self.curves[one.children].sum(axis=-1) - STEPS * PARTS
             if len(worth) < 3 or worth[0] == worth[1:].min() or worth[0] < worth.max():
                 self._look_at([one], held)
                 break
             self._look_at([_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)], held)
-            held.append(int(one.children[0]))
+            held.extend(one.children[:1].tolist() if worth[0] >= 2 * worth[1:].max() else [])
             rest = np.where(np.arange(len(one.rows)) == one.atoms[0], 0.0, one.rows)
             one = _Siblings(one.node, one.children[1:], one.atoms[1:], rest / rest.sum())
 
