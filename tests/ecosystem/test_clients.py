@@ -1,0 +1,121 @@
+"""The programs of docs/ecosystem.md, as they stand there, with a model and a server that are here."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("langchain_openai", reason="make test-ecosystem installs it")
+pytest.importorskip("llm", reason="make test-ecosystem installs it")
+pytest.importorskip("trl", reason="make test-ecosystem installs it")
+
+import httpx
+from serving import served
+
+from polydraft.models.loading import SHIPPED
+
+pytestmark = [pytest.mark.ecosystem, pytest.mark.filterwarnings("default")]
+PAGE = (Path(__file__).parents[2] / "docs" / "ecosystem.md").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+TEMPLATE = (
+    "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant:\n{% endif %}"
+)
+
+
+def block(kind: str, word: str) -> str:
+    """Return the only program of a kind on the page that has a word."""
+    found = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    (one,) = (text for text in found if word in text)
+    return one
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the model is served, under which name, and its folder."""
+
+    address: str
+    name: str
+    folder: Path
+
+    def said(self, text: str) -> str:
+        """Return a program with this server and this model in place of the page's."""
+        places = {ADDRESS: self.address, "NAME": self.name, "FOLDER": str(self.folder), "OUT": str(self.folder / "out")}
+        for word, place in places.items():
+            text = text.replace(word, place)
+        return text
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("served") / "model"
+    shutil.copytree(SHIPPED["pair"], folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    card = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**card, "pad_token": "<|endoftext|>"}))
+    with served(target=str(folder), model_name="tested") as address:
+        yield Server(address, "tested", folder)
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> str:
+    """The greedy answer, without drafts."""
+    asked = {"messages": [{"role": "user", "content": "A function that adds."}], "max_tokens": 16, "temperature": 0}
+    plain = {**asked, "speculative": {"enabled": False}}
+    answer = httpx.post(f"{server.address}/v1/chat/completions", json=plain, timeout=60).json()
+    text = answer["choices"][0]["message"]["content"]
+    assert len(text) > 10
+    return text
+
+
+def python(server: Server, word: str) -> str:
+    command = [sys.executable, "-c", server.said(block("python", word))]
+    environment = {**os.environ, "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=server.folder, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_openai(server: Server, expected: str) -> None:
+    said = python(server, "from openai")
+    assert said.startswith(expected) and re.search(r"\d tokens a pass$", said.strip())
+
+
+def test_langchain(server: Server, expected: str) -> None:
+    assert python(server, "langchain_openai") == f"{expected}\n{expected}\n"
+
+
+def shell(server: Server, word: str, **variables: str) -> str:
+    places = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **variables}
+    command = ["bash", "-ec", server.said(block("", word))]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **places}, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_curl(server: Server, expected: str) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl")
+    answer = json.loads(shell(server, "curl"))
+    assert answer["choices"][0]["message"]["content"] == expected
+    assert answer["metrics"]["speculative_decoding"]["lossless"]
+
+
+def test_llm(server: Server, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(server.said(block("yaml", "api_base")))
+    assert shell(server, "llm -m", LLM_USER_PATH=str(tmp_path)).strip() == expected.strip()
+
+
+def test_a_pipeline(server: Server) -> None:
+    assert python(server, "pipeline").startswith("def add(a, b):\n")
+
+
+def test_trl(server: Server) -> None:
+    assert re.search(r"^[\d.]+ tokens a pass$", python(server, "GRPOTrainer"), flags=re.MULTILINE)
