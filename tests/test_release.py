@@ -56,11 +56,11 @@ def test_what_is_no_repository_changes_nothing(address: str, tmp_path: Path) -> 
 
 
 def test_both_files_are_changed_in_place(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("[a](docs/a.md) ![b](b.svg) [c](https://c.org) [d](#d)")
+    (tmp_path / "README.md").write_text("[a](docs/design.md) ![b](b.svg) [c](https://c.org) [d](#d)")
     (tmp_path / "pyproject.toml").write_text("[project]\n[project.scripts]\n")
     FOR_INDEX["main"](tmp_path, REPOSITORY, TAG)
     assert (tmp_path / "README.md").read_text() == (
-        f"[a]({REPOSITORY}/blob/{TAG}/docs/a.md) ![b]({RAW}b.svg) [c](https://c.org) [d](#d)"
+        f"[a]({REPOSITORY}/blob/{TAG}/docs/design.md) ![b]({RAW}b.svg) [c](https://c.org) [d](#d)"
     )
     assert "[project.urls]\nRepository" in (tmp_path / "pyproject.toml").read_text()
 
