@@ -1,4 +1,4 @@
-"""`polydraft align --measure`: a table or JSON of what a draft is worth; everything else is refused in a sentence."""
+"""`polydraft align --measure`: a table or JSON of what a draft is worth; what cannot be is refused in a sentence."""
 
 import json
 import sys
@@ -47,7 +47,6 @@ def test_a_draft_is_measured_by_temperature_and_length_of_chain(call: Call, caps
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--draft", "draft"), "cannot make drafts yet"),
         (("--measure",), "--draft is missing"),
         ((*MEASURE, "--temperature", "1", "--temperature", "1"), "A temperature is given twice"),
         ((*MEASURE, "--temperature", "-1"), "temperature"),

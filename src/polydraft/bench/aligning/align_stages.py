@@ -85,7 +85,7 @@ class AlignStages:
         costs = self._costs(forms)
         for word, cost in costs.items():
             self.say(f"{word}: {cost.in_words()}.")
-        paying = [form for form in forms if costs[form.word].pays]
+        paying = [form for form in forms if form.word in costs and costs[form.word].pays]
         if not paying:
             told = "; ".join(f"{word}: {cost.in_words()}" for word, cost in costs.items())
             verdict = AlignmentVerdict(better=False, reason=f"No form of draft can pay on this machine. {told}.")
@@ -113,7 +113,7 @@ class AlignStages:
     def _costs(self, forms: Sequence[DraftForm]) -> dict[str, FormCost]:
         """Return the costs of the forms; where a given draft can pay, of that alone."""
         known: dict[str, Any] = self.work.read("costs") or {}
-        self._check_minutes(len(forms) - len(known))
+        self._check_minutes((1 if forms[0].word == TUNED else len(forms)) - len(known))
         for form in forms:
             if form.word not in known:
                 drafter = self._untrained(form)

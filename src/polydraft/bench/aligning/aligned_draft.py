@@ -118,6 +118,7 @@ def run_alignment(
             f"{len(texts)}."
         )
     pair = loaded(target, draft, dtype, device)
+    began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
     forms = wanted_forms(plan, pair)
     length = min(LENGTH, model.context)
@@ -128,7 +129,7 @@ def run_alignment(
     if parts.left_out:
         say(f"{parts.left_out} prompts are longer than {room} tokens, or empty, and are left out.")
     work = WorkFolder(plan.place, _identity(plan, pair, parts, forms))
-    budget = Budget(60 * plan.minutes, clock, clock(), float(work.read(SPENT) or 0.0))
+    budget = Budget(60 * plan.minutes, clock, began, float(work.read(SPENT) or 0.0))
     names = str(target), None if draft is None else str(draft)
     try:
         return AlignStages(plan, pair, model, parts, work, budget, names, say, noting).stages(forms, length)

@@ -199,4 +199,6 @@ def seeded(form: DraftForm, material: Material, loss: str, seed: int) -> NewHead
     cuda = material.target.device.type == "cuda"
     with torch.random.fork_rng(devices=[material.target.device] if cuda else []):
         torch.manual_seed(seed)
-        return form.make(material, loss)
+        made = form.make(material, loss)
+    made.training.to(material.target.device)
+    return made

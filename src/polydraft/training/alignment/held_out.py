@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.training.alignment.draft_training import CHAIN, DraftTraining
@@ -39,7 +40,11 @@ class HeldOutTexts:
 
     @classmethod
     def of(cls, target: HuggingFaceModel, files: Sequence[Path], heats: Sequence[float]) -> "HeldOutTexts":
-        """Read the texts of these temperatures that have a token of the target's."""
+        """Read the texts of these temperatures that have a token of the target's.
+
+        Raises:
+            InvalidParameter: there is none, since the target ends its texts at once.
+        """
         texts = Shards([*files], heats=True)
         found: dict[float, list[dict[str, Tensor]]] = {heat: [] for heat in heats}
         for number in range(len(texts)):
@@ -47,6 +52,8 @@ class HeldOutTexts:
             own = found.get(round(float(row.pop(HEAT)), 6))
             if own is not None and len(own) < TEXTS and bool(row["valid"].any()):
                 own.append(row)
+        if not any(found.values()):
+            raise InvalidParameter("The target writes nothing behind the prompts to choose by; give other prompts.")
         return cls(target, {heat: rows for heat, rows in found.items() if rows})
 
     def worth(self, draft: NewHead) -> dict[float, DraftWorth]:
