@@ -17,6 +17,7 @@ import polydraft
 from polydraft.bench.aligning import AlignPlan, kept_best, run_alignment
 from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
+from polydraft.bench.aligning.draft_card import best_of
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.cli import main
 from polydraft.errors import InvalidParameter
@@ -117,16 +118,15 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
 
 
 def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a rate of nearly one, weights are destroyed: the given draft stays, and the verdict says so."""
+    """The target itself as its draft cannot be beaten, and a rate of nearly one destroys it: it stays as it was given."""
     form = runs.DraftForm("tuned", stages.FORMS["tuned"].make, 0.9, ("tvd",), ("tvd",))
     monkeypatch.setattr(stages, "FORMS", {"tuned": form})
     monkeypatch.setattr("polydraft.bench.aligning.alignable.FORMS", {"tuned": form})
-    found = run_alignment("target", "draft", PROMPTS, plan(losses=("tvd",), form="tuned"), clock=ticking())
+    found = run_alignment("target", "target", PROMPTS, plan(losses=("tvd",), form="tuned"), clock=ticking())
     assert not found.verdict.better and "No step of training was worth more" in found.verdict.reason
-    assert torch.equal(
-        load_file("made/model.safetensors")["lm_head.weight"],
-        load_file("draft/model.safetensors")["lm_head.weight"].bfloat16(),
-    )
+    assert len(found.curve) > 1 and best_of(found.curve).step == 0
+    given, made = (load_file(Path(one) / "model.safetensors")["lm_head.weight"] for one in ("target", "made"))
+    assert torch.equal(given.bfloat16(), made)
 
 
 @pytest.fixture

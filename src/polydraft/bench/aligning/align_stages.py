@@ -116,7 +116,13 @@ class AlignStages:
         self._check_minutes((1 if forms[0].word == TUNED else len(forms)) - len(known))
         for form in forms:
             if form.word not in known:
-                drafter = self._untrained(form)
+                try:
+                    drafter = self._untrained(form)
+                except PolydraftError as error:
+                    if len(forms) == 1:
+                        raise
+                    self.say(f"{form.word}: {error}")  # of several forms those count that this target can have
+                    continue
                 known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
                 self.work.write("costs", known)
             if form.word == TUNED and FormCost.from_dict(known[TUNED]).pays:

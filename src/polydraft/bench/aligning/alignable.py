@@ -57,13 +57,17 @@ def checked_target(model: nn.Module) -> HuggingFaceModel:
     return target
 
 
-def wanted_forms(plan: AlignPlan, pair: Pair) -> list[DraftForm]:
+def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]:
     """Return the forms that are looked at, the cheapest first.
+
+    Args:
+        plan: what is asked for.
+        pair: the models.
+        given: whether the user named the draft, and it does not come with the target.
 
     Raises:
         InvalidParameter: the draft is none that can be tuned, there is none to tune, or no form learns by a loss.
     """
-    given = pair.draft is not None
     if given and not _tunes(pair.draft):
         name = pair.draft.name if isinstance(pair.draft, Drafter) else type(pair.draft).__name__
         raise InvalidParameter(

@@ -120,7 +120,7 @@ def run_alignment(
     pair = loaded(target, draft, dtype, device)
     began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
-    forms = wanted_forms(plan, pair)
+    forms = wanted_forms(plan, pair, given=draft is not None)
     length = min(LENGTH, model.context)
     room = min(length * 3 // 4, model.context - plan.max_new_tokens - 1)
     if room < 1:

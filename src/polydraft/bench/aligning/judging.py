@@ -89,7 +89,7 @@ def compare(
         for records in measure_speed(pair, arms, prompts, settings, done):
             results.add(records)
             taken = sum(one.seconds for one in records)
-            bar.update(round(taken, 1))
+            bar.update(min(round(taken, 1), bar.total - bar.n))
             if len(results.done(arms)) >= least and left() < taken:
                 break
 
