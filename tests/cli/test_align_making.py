@@ -118,7 +118,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
 
 
 def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target itself as its draft cannot be beaten, and a rate of nearly one destroys it: it stays as it was given."""
+    """The target cannot be beaten as its own draft, and a rate of nearly one destroys it: what was given stays."""
     form = runs.DraftForm("tuned", stages.FORMS["tuned"].make, 0.9, ("tvd",), ("tvd",))
     monkeypatch.setattr(stages, "FORMS", {"tuned": form})
     monkeypatch.setattr("polydraft.bench.aligning.alignable.FORMS", {"tuned": form})
