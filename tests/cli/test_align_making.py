@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import polydraft
 from polydraft.bench.aligning import AlignPlan, kept_best, run_alignment
 from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
+from polydraft.bench.aligning.alignable import wanted_forms
 from polydraft.bench.aligning.draft_card import best_of
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.cli import main
@@ -104,7 +106,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
 
     @contextmanager
     def noting() -> Iterator[Callable[[], bool]]:
-        yield lambda: (here / "made-work" / "main").is_dir() and next(asked) > 3
+        yield lambda: (here / "made-work" / "main").is_dir() and next(asked) > 0
 
     with pytest.raises(KeyboardInterrupt):
         run_alignment("target", "draft", PROMPTS, plan(), clock=ticking(), noting=noting)
@@ -113,7 +115,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
     assert best is not None and polydraft.load("target", best).draft is not None
     assert [*(work / "main").glob("checkpoint-*")]
     before = json.loads((work / "curve.json").read_text())
-    found = run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
+    found = run_alignment("target", "draft", PROMPTS, plan(minutes=0.4), clock=ticking())
     assert len(found.curve) > len(before) and [one.as_dict() for one in found.curve[:2]] == before[:2]
 
 
@@ -127,6 +129,13 @@ def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch
     assert len(found.curve) > 1 and best_of(found.curve).step == 0
     given, made = (load_file(Path(one) / "model.safetensors")["lm_head.weight"] for one in ("target", "made"))
     assert torch.equal(given.bfloat16(), made)
+
+
+def test_a_drafter_that_comes_with_a_target_is_not_tuned(here: Path) -> None:
+    pair = replace(polydraft.load("target", "draft"), draft=polydraft.NgramDrafter())
+    assert [form.word for form in wanted_forms(plan(losses=()), pair, given=False)] == ["layers", "small", "mixing"]
+    with pytest.raises(InvalidParameter, match="draft models alone are tuned"):
+        wanted_forms(plan(losses=()), pair, given=True)
 
 
 @pytest.fixture
