@@ -18,6 +18,7 @@ OUT = ROOT / "build" / "pages"
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages beside docs/, and where they stand in the site."""
 WHOLE = {
+    "bench.aligning": "Drafts for one's own target",
     "conformance": "Proofs of rules and tests of drafters",
     "drafters": "Drafters",
     "engine": "Generation: calls and runs",

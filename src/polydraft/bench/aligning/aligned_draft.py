@@ -117,6 +117,7 @@ def run_alignment(
             f"An alignment needs {FEWEST} prompts or more, to learn from, to choose by and to judge by, but has "
             f"{len(texts)}."
         )
+    say("Loading the models.")
     pair = loaded(target, draft, dtype, device)
     began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
@@ -125,7 +126,10 @@ def run_alignment(
     room = min(length * 3 // 4, model.context - plan.max_new_tokens - 1)
     if room < 1:
         raise InvalidParameter(f"--max-new-tokens {plan.max_new_tokens} leaves no room for a prompt in the context.")
-    parts = split(pair, own_beginnings(pair, plan.seed, ends) if texts is None else texts, room, plan.seed)
+    if texts is None:
+        say("There are no prompts: the target begins texts of its own.")
+        texts = own_beginnings(pair, plan.seed, ends)
+    parts = split(pair, texts, room, plan.seed)
     if parts.left_out:
         say(f"{parts.left_out} prompts are longer than {room} tokens, or empty, and are left out.")
     work = WorkFolder(plan.place, _identity(plan, pair, parts, forms))
