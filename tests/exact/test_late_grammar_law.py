@@ -82,7 +82,9 @@ def rest_of(own: LateGrammar, text: str) -> tuple[str, str]:
         return "before", text
     if own.anchored:
         return ("behind", text[len(own.mark) :]) if text.startswith(own.mark) else ("before", text)
-    return ("behind", text.split(own.mark, 1)[1]) if own.mark in text or not own.mark else ("before", text)
+    if not own.mark:
+        return "behind", text
+    return ("behind", text.split(own.mark, 1)[1]) if own.mark in text else ("before", text)
 
 
 def thoughts(own: LateGrammar, path: Sequence[int]) -> int:

@@ -66,6 +66,7 @@ from polydraft.models.generation.prompts import (
     sources_of,
 )
 from polydraft.models.grammar.grammar import Grammar
+from polydraft.models.grammar.late import LateGrammar
 from polydraft.models.hugging_face import (
     HuggingFaceModel,
     module_of,
@@ -113,7 +114,12 @@ from polydraft.models.text.conversation import (
     check_template,
     conversation_ids,
 )
+from polydraft.models.text.marks import Thinking
 from polydraft.models.text.stream_decoder import StreamDecoder, bytes_of, text_of
+from polydraft.models.tools.answer_form import AnswerForm, answer_form
+from polydraft.models.tools.answer_reader import AnswerEvent, AnswerReader
+from polydraft.models.tools.call_formats import format_named, format_names
+from polydraft.models.tools.call_grammar import Tool
 
 __all__ = [
     "AUTO",
@@ -126,6 +132,9 @@ __all__ = [
     "RANKS",
     "WHOLE",
     "AdditivePenalties",
+    "AnswerEvent",
+    "AnswerForm",
+    "AnswerReader",
     "Cache",
     "CompiledModel",
     "Conversation",
@@ -137,6 +146,7 @@ __all__ = [
     "HeldBack",
     "HuggingFaceModel",
     "LanguageModel",
+    "LateGrammar",
     "Layer",
     "LayerSet",
     "Message",
@@ -152,9 +162,12 @@ __all__ = [
     "StreamDecoder",
     "SubLayer",
     "TargetLayer",
+    "Thinking",
     "TokenBias",
+    "Tool",
     "TreeCache",
     "agree",
+    "answer_form",
     "as_hugging_faces",
     "asked_within",
     "bytes_of",
@@ -185,6 +198,8 @@ __all__ = [
     "filled",
     "first_sentence",
     "fork_all",
+    "format_named",
+    "format_names",
     "function_of",
     "head_bytes",
     "inputs_beside",

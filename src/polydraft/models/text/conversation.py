@@ -1,5 +1,6 @@
 """Conversations by a chat template: their tokens, whether the template tells all of them, and how they go on."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,6 +37,8 @@ def conversation_ids(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message | Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    effort: str | None = None,
 ) -> list[int]:
     """Return the tokens of a conversation, up to where the model's answer begins.
 
@@ -46,6 +49,7 @@ def conversation_ids(
         tokenizer: the model's.
         messages: what was said; a mapping may have more than a role and a content, for templates that know it.
         tools: what the template is to tell of tools.
+        effort: how much the model is to think; dropped where the template does not take it.
 
     Raises:
         InvalidParameter: there is no template, it refuses the messages, or it makes no tokens of them.
@@ -57,8 +61,9 @@ def conversation_ids(
         )
     told = [dict(one) if isinstance(one, Mapping) else {"role": one.role, "content": one.content} for one in messages]
     given = None if tools is None else list(map(dict, tools))
+    more = {"return_dict": False, "tokenizer_kwargs": {"verbose": False}, **_effort(tokenizer, effort)}
     try:
-        ids = _applied(tokenizer, told, given, return_dict=False, tokenizer_kwargs={"verbose": False})
+        ids = _applied_to_calls(tokenizer, told, given, more)
     except Exception as error:  # the template is a program of the model's maker: whatever it raises is its refusal
         raise InvalidParameter(
             f"The tokenizer's chat template refuses the messages: {first_sentence(error)}."
@@ -66,6 +71,41 @@ def conversation_ids(
     if not ids:
         raise InvalidParameter("The tokenizer's chat template makes no tokens of the messages: is it the right one?")
     return [int(token) for token in cast(Sequence[Any], ids)]
+
+
+def _applied_to_calls(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[Any] | None, options: dict[str, Any]
+) -> Any:
+    """Return what a template makes of a conversation; one that cannot take arguments as objects gets their JSON."""
+    try:
+        return _applied(tokenizer, messages, tools, **options)
+    except Exception:
+        texts = [_with_texts(one) for one in messages]
+        if texts == messages:
+            raise
+        return _applied(tokenizer, texts, tools, **options)
+
+
+def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the JSON of its calls' arguments."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [
+        {**one["function"], "arguments": json.dumps(one["function"]["arguments"], ensure_ascii=False)}
+        if isinstance(one.get("function", {}).get("arguments"), dict)
+        else one.get("function")
+        for one in calls
+    ]
+    return {**message, "tool_calls": [{**one, "function": own} for one, own in zip(calls, functions, strict=True)]}
+
+
+def _effort(tokenizer: PreTrainedTokenizerBase, effort: str | None) -> dict[str, Any]:
+    """Return what the template is told of effort: by the name that it knows, or that there is to be no reasoning."""
+    template = str(tokenizer.chat_template)
+    if effort is not None and "reasoning_effort" in template:
+        return {"reasoning_effort": effort}
+    return {"enable_thinking": False} if effort == "none" and "enable_thinking" in template else {}
 
 
 def check_shown(

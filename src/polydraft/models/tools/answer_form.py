@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -60,7 +60,8 @@ def answer_form(
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Tool] = (),
     *,
-    choice: Literal["auto", "none", "required"] = "auto",
+    choice: str = "auto",
+    held: bool = False,
     parallel: bool = True,
     tool_format: str | None = None,
     response: Grammar | None = None,
@@ -77,6 +78,7 @@ def answer_form(
         tokenizer: the model's, whose chat template says the format.
         tools: what may be called.
         choice: "auto", "none" (no calls are read) or "required".
+        held: whether calls are held to the names of tools although none is strict.
         parallel: whether several calls may follow one another.
         tool_format: the name of another format than the template's.
         response: what the answer must match.
@@ -109,7 +111,7 @@ def answer_form(
         late = replace(late, grammar=rules.calls([replace(one, strict=True) for one in offered]))
     elif own is not None and response is not None:
         late = replace(late, grammar=rules.either(offered, response))
-    elif own is not None and any(one.strict for one in offered):
+    elif own is not None and (held or any(one.strict for one in offered)):
         body = rules.calls(offered, behind=own.mark)
         late = replace(late, grammar=body, mark=own.mark, anchored=own.anchored)
     elif response is not None:

@@ -90,6 +90,13 @@ class Settings:
     model_name: str | None = option(
         None, "What clients call the model. Default: the target's name, without its folder.", MODELS, metavar="NAME"
     )
+    tool_format: str | None = option(
+        None,
+        "How the model writes calls of tools, such as hermes or llama (docs/tools.md). Default: what its chat template "
+        "says.",
+        MODELS,
+        metavar="NAME",
+    )
     dtype: str = DTYPE.usually("auto")
     device: str = DEVICE.usually("auto")
     weights: str | None = WEIGHTS.usually(None)

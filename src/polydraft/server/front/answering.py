@@ -119,7 +119,7 @@ async def _events(
                 shape.add_measures(chunk, tally, usage)
             if usage:
                 chunk["usage"] = tally.usage() if always else None
-            told = event.said["text"] or "trace" in event.said or event.said.get("logprobs")
+            told = event.said.get("events", event.said["text"]) or "trace" in event.said or event.said.get("logprobs")
             if told or choice.reason or (shape.token_ids and event.said["tokens"]):
                 yield _line(chunk)
         if usage:

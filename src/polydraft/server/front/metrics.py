@@ -34,6 +34,7 @@ LABELLED = {
     "request_success": ("Texts that came to an end.", ("finished_reason",)),
     "request_refused": ("Requests that were refused or failed, by HTTP's number.", ("status",)),
     "request_resent": ("Requests and texts asked for again: by their seed, or to go on by the law.", ("by",)),
+    "tool_calls": ("Calls of tools, and whether they were sound.", ("format", "sound")),
     "request_verifier": ("Requests that were taken, by the rule that verifies drafts.", ("verifier", "lossless")),
 }
 GAUGES = {
@@ -207,6 +208,9 @@ class Timing:
             metrics.add("spec_decode_num_accepted_tokens", said["accepted"])
             for depth in range(said["accepted"]):
                 metrics.add_by("spec_decode_num_accepted_tokens_per_pos", depth)
+        for one in said.get("events", ()):
+            if one.kind == "end":
+                metrics.add_by("tool_calls", said["format"], str(one.sound).lower())
         if said["finish"]:
             self._ended(number, said["finish"], now)
 

@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 """Why a text ended."""
 
 
@@ -36,8 +36,9 @@ class CachedTokens(AnswerPart):
 
 
 class PredictionTokens(AnswerPart):
-    """Tokens of the prediction that the texts have, and those that they have not."""
+    """Tokens of the prediction that the texts have, and those that they have not; tokens of reasoning."""
 
+    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -205,12 +206,29 @@ class ChatLogprobs(AnswerPart):
     content: list[ChatToken]
 
 
+class CalledFunction(AnswerPart):
+    """A function, and the JSON of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(AnswerPart):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(AnswerPart):
     """An answer to a conversation."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[AnswerCall]]
 
 
 class ChatChoice(AnswerPart):
@@ -224,11 +242,29 @@ class ChatChoice(AnswerPart):
     token_ids: NotRequired[list[int]]
 
 
+class FunctionPiece(AnswerPart):
+    """A piece of the JSON of arguments; the function's name, in the first one."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallPiece(AnswerPart):
+    """A piece of a call; its id, in the first one."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionPiece
+
+
 class Delta(AnswerPart):
     """A piece of an answer; who speaks, in the first one."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallPiece]]
 
 
 class ChatPiece(AnswerPart):

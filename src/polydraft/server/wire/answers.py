@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from polydraft.models import AnswerEvent
 from polydraft.options.commands.serve_options import DETAILED, NONE
+from polydraft.server.wire.answer_parts import delta_of, message_of
 from polydraft.server.wire.answer_types import (
     AllDraftCounts,
     AnswerEnding,
@@ -99,7 +101,10 @@ def _reached(depths: Iterable[int]) -> list[int]:
 
 @dataclass
 class Choice:
-    """A text in progress; `predicted` are the tokens of the prediction that it has."""
+    """A text in progress; `predicted` are the tokens of the prediction that it has, `reasoning` those of its reasoning.
+
+    `events` are what was said, thought and called, None where the text is all that there is.
+    """
 
     number: int
     text: str = ""
@@ -108,6 +113,8 @@ class Choice:
     finish: str = ""
     stopped_by: Any = None
     cached: int = 0
+    reasoning: int = 0
+    events: list[AnswerEvent] | None = None
     logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     gains: list[StepGain] = field(default_factory=list[StepGain])
 
@@ -118,6 +125,10 @@ class Choice:
         self.ids += said["tokens"]
         self.predicted = said["predicted"]
         self.finish, self.stopped_by = said["finish"], said["stopped_by"]
+        if "events" in said:
+            self.events = self.events or []
+            self.events += said["events"]
+            self.reasoning = said["reasoning"]
         self.logprobs += said.get("logprobs", ())
         if count:
             self.gains.append(StepGain(count, *(said[name] for name in GAINED)))
@@ -128,9 +139,16 @@ class Choice:
         return len(self.ids)
 
     @property
+    def said(self) -> list[AnswerEvent]:
+        """What was said, thought and called."""
+        return [AnswerEvent("content", self.text)] if self.events is None else self.events
+
+    @property
     def reason(self) -> Finish | None:
-        """Why it ended, as OpenAI says it; None if it has not."""
-        return FINISHES.get(self.finish)
+        """Why it ended, as OpenAI says it; None if it has not: for its calls, where it was not cut off."""
+        found = FINISHES.get(self.finish)
+        called = found == "stop" and any(one.kind == "call" for one in self.events or ())
+        return "tool_calls" if called else found
 
 
 class OpenRequest:
@@ -209,6 +227,7 @@ class OpenRequest:
             "total_tokens": prompt + new,
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached for choice in self.choices[:: self.n])},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(choice.reasoning for choice in self.choices),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": rejected,
             },
@@ -268,7 +287,8 @@ class AnswerShape:
         """Return the chunk of what a step brought a choice."""
         reason, echo, own = choice.reason, tally.echo(choice), said.get("logprobs", ())
         if self.chat:
-            delta: Delta = {"content": said["text"]} if said["text"] or not reason else {}
+            plain: Delta = {"content": said["text"]} if said["text"] or not reason else {}
+            delta = delta_of(said["events"]) if "events" in said else plain
             body = self._chat(
                 [_chat_chunk(choice.number, delta, _chat_logprobs(own) if self.logprobs else None, reason)]
             )
@@ -335,7 +355,7 @@ class AnswerShape:
     def _chat_choice(self, choice: Choice) -> ChatChoice:
         return {
             "index": choice.number,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message_of(choice.said),
             "logprobs": _chat_logprobs(choice.logprobs) if self.logprobs else None,
             "finish_reason": choice.reason,
             "stop_reason": choice.stopped_by,

@@ -28,17 +28,17 @@ IGNORED = (
     "store",
     "metadata",
     "service_tier",
-    "parallel_tool_calls",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
     "verbosity",
-    "reasoning_effort",
     "request_id",
     "priority",
     "spaces_between_special_tokens",
 )
 """Fields that clients send and that ask for nothing which this server could do otherwise: they are dropped."""
+OF_CHATS = ("parallel_tool_calls", "reasoning_effort")
+"""Fields that ask for something in chats alone."""
 MOST_STOPS, MOST_CHOICES, MOST_TOP = 16, 128, 20
 LARGE = 2**31 - 1
 ANY_SEED = -1
@@ -207,7 +207,7 @@ class StructuredFields(RequestPart):
 class Named(Body):
     """Which model is asked, and for how many tokens."""
 
-    ignored: ClassVar[tuple[str, ...]] = IGNORED
+    ignored: ClassVar[tuple[str, ...]] = (*IGNORED, *OF_CHATS)
     model: Text | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=1, le=LARGE)] | None = None
 

@@ -1,16 +1,30 @@
 """The bodies of requests."""
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from polydraft.server.wire.bodies import MOST_PROMPTS
-from polydraft.server.wire.fields import MOST_TOP, Body, Common, Parts, RequestPart, Text, Token, joined_parts, only
+from polydraft.server.wire.fields import (
+    IGNORED,
+    MOST_TOP,
+    Body,
+    Common,
+    Count,
+    Parts,
+    RequestPart,
+    Text,
+    Token,
+    joined_parts,
+    only,
+)
+from polydraft.server.wire.tool_fields import MOST_TOOLS, Choice, ToolCallFields, call_request, checked_tools
 from polydraft.server.worker import Ask, Spell
 
 USUAL_TOKENS = 16
 """New tokens of a completion that does not say how many, as with OpenAI's."""
-Tools = Annotated[list[dict[str, JsonValue]], Field(max_length=128)]
+Tools = Annotated[list[dict[str, JsonValue]], Field(max_length=MOST_TOOLS)]
 Row = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 
 
@@ -71,22 +85,6 @@ class CompletionBody(Common):
         return Ask(name, self.prompts, max_tokens=self.most_tokens, **told, **self.for_worker())
 
 
-class CallFields(RequestPart):
-    """What the model called: told to the template as it is."""
-
-    name: Text
-    arguments: JsonValue = ""
-
-
-class ToolCallFields(RequestPart):
-    """A call of a tool."""
-
-    id: Text | None = None
-    type: Text = "function"
-    function: CallFields
-    index: Annotated[int, Field(strict=True)] | None = None
-
-
 class MessageFields(RequestPart):
     """A message of a conversation."""
 
@@ -106,12 +104,24 @@ class MessageFields(RequestPart):
         """Return the message as templates take it."""
         content = self.content if isinstance(self.content, str) else joined_parts(self.content or [])
         rest = self.model_dump(exclude={"role", "content", "refusal", "annotations"}, exclude_none=True)
+        for call in rest.get("tool_calls", ()):
+            call["function"]["arguments"] = _opened(call["function"]["arguments"])
         return {"role": self.role, "content": content, **rest}
+
+
+def _opened(arguments: Any) -> Any:
+    """Return arguments as the object that their JSON says, which templates write in their own way."""
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
 
 
 class ChatBody(Common):
     """`POST /v1/chat/completions`."""
 
+    ignored: ClassVar[tuple[str, ...]] = IGNORED
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] = False
@@ -121,10 +131,10 @@ class ChatBody(Common):
         only(None, ["text"], otherwise='modalities must be ["text"] here: answers are texts'),
     ] = None
     tools: Tools | None = None
-    tool_choice: Annotated[
-        Literal["auto", "none"] | None,
-        only(None, "auto", "none", otherwise="tool_choice must be auto or none here: no tool can be forced"),
-    ] = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: Annotated[bool, Field(strict=True)] | None = None
+    reasoning_effort: Annotated[Text, Field(min_length=1, max_length=64)] | None = None
+    max_reasoning_tokens: Count | None = None
     add_special_tokens: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
         Literal[False] | None,
         only(
@@ -148,6 +158,8 @@ class ChatBody(Common):
     def _check_top(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
+        checked_tools(self.tools or [])
+        call_request(self.tool_choice, self.tools, parallel=True)
         return self
 
     def as_ask(self, name: str) -> Ask:
@@ -159,6 +171,9 @@ class ChatBody(Common):
             max_tokens=self.most_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             tools=None if tools is None else tuple(tools),
+            calls=call_request(self.tool_choice, self.tools, parallel=self.parallel_tool_calls),
+            effort=self.reasoning_effort,
+            most_reasoning=self.max_reasoning_tokens,
             **self.for_worker(),
         )
 

@@ -1,11 +1,12 @@
 """The worker: the process that owns the model."""
 
-from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Speculation, Spell
+from polydraft.server.worker.asks import Ask, CallRequest, Cancel, Event, GrammarRequest, Speculation, Spell
 from polydraft.server.worker.workers import WARNED, ProcessWorker, ThreadWorker, Worker, new_worker, traced
 
 __all__ = [
     "WARNED",
     "Ask",
+    "CallRequest",
     "Cancel",
     "Event",
     "GrammarRequest",

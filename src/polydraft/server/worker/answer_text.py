@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch
 from polydraft.drafters import Followed
 from polydraft.engine import Block, Emission, Statistics
 from polydraft.machine_code import clock
-from polydraft.models import StreamDecoder, cache_in
+from polydraft.models import AnswerEvent, AnswerReader, StreamDecoder, cache_in
 from polydraft.server.worker.asking import TextRequest
 from polydraft.server.worker.asks import Ask
 from polydraft.server.worker.served import LoadedModels
@@ -34,12 +36,18 @@ class AnswerText:
             skip_special_tokens=not wanted.ask.special,
             include_stop=wanted.ask.stop_included,
             least=wanted.ask.min_tokens,
+            shown=wanted.form.seen if wanted.form else frozenset(),
         )
         told = wanted.ask.told
+        self._form, self._thoughts = wanted.form, 0
+        self._reader = wanted.form.reader(partial(_call_id, wanted)) if wanted.form else None
         self._followed = Followed(wanted.prediction).on(told) if wanted.prediction else None
         self._steps, self._count = 0, len(told)  # steps that were told, and the tokens of the text
         self._statistics = Statistics()  # of a text whose steps are traced
-        self._length = len(self._decoder.add(told))  # characters that were told
+        before = [self._decoder.add(token) for token in told]
+        if self._reader is not None:
+            self._read(self._reader, before, over=False)
+        self._length = sum(map(len, before))  # characters that were told
         self._unplaced = deque(map(dict, wanted.ask.unplaced))  # log-probabilities of tokens whose place is uncertain
 
     @property
@@ -78,6 +86,8 @@ class AnswerText:
             "finish": finish,
             "stopped_by": stopped,
         }
+        if self._reader is not None:
+            told |= self._read(self._reader, pieces, over=bool(finish))
         if finish == "eos" and gain.tokens[-1] in self.ask.stop_tokens:
             told["stopped_by"] = gain.tokens[-1]
         if self.ask.logprobs is not None:
@@ -90,6 +100,17 @@ class AnswerText:
             self._statistics.add(replace(block, rows={row: shown}))
             told["trace"] = self._traced(shown, block, row, pieces)
         return told
+
+    def _read(self, reader: AnswerReader, pieces: Sequence[str], *, over: bool) -> dict[str, Any]:
+        """Return what was said, thought and called in pieces of the text, one for each token."""
+        events = list[AnswerEvent]()
+        for piece in pieces:
+            before = reader.thinks
+            events += reader.feed(piece)
+            self._thoughts += before or reader.thinks
+        events += reader.finish() if over else ()
+        own = self._form and self._form.tool_format
+        return {"events": events, "reasoning": self._thoughts, "format": own.name if own else ""}
 
     def _placed(self, *, over: bool) -> list[dict[str, Any]]:
         """Return the log-probabilities of tokens that begin no later than what was told, with their places in the text.
@@ -159,6 +180,16 @@ def _with_fewer(echo: dict[str, Any], most: int | None) -> dict[str, Any]:
     if most is None:
         return rest
     return {**rest, "logprobs": [{**one, "top": one["top"][:most]} for one in echo["logprobs"]]}
+
+
+def _call_id(wanted: TextRequest, index: int, name: str) -> str:
+    """Return the id of a call, which no other request's has; as the format wants it."""
+    own = wanted.form and wanted.form.tool_format
+    form = own.id_form if own else "call"
+    if form == "counted":
+        return f"functions.{name}:{index}"
+    drawn = sha256(f"{wanted.ask.name} {wanted.number} {index}".encode()).hexdigest()
+    return drawn[:9] if form == "short" else f"call_{drawn[:24]}"
 
 
 def nothing() -> dict[str, Any]:

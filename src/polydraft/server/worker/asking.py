@@ -18,7 +18,7 @@ from polydraft.engine.loop.batch import Method, check_drafting
 from polydraft.engine.many.asked import PromptRequest, request_for
 from polydraft.engine.target_law import RULED_OUT, StoppingCriterion
 from polydraft.errors import ContextOverflow, InvalidParameter
-from polydraft.models import AdditivePenalties, Grammar, HeldBack, RowProcessor, TokenBias
+from polydraft.models import AdditivePenalties, AnswerForm, Grammar, HeldBack, LateGrammar, RowProcessor, TokenBias
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
 from polydraft.server.worker.served import LoadedModels
@@ -36,13 +36,17 @@ MOST_KEPT = 64
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """A text that is to be written: one of those of `ask`, whose grammar and prediction were made ready for all."""
+    """A text that is to be written: one of those of `ask`, whose grammar and prediction were made ready for all.
+
+    `form` is what an answer of a chat looks like, None where it is a text and nothing else.
+    """
 
     ask: Ask
     number: int
     tokens: tuple[int, ...]
     prediction: tuple[int, ...] = ()
-    grammar: Grammar | None = None
+    grammar: Grammar | LateGrammar | None = None
+    form: AnswerForm | None = None
 
     @property
     def name(self) -> tuple[str, int]:
@@ -64,16 +68,20 @@ def wanted_of(served: LoadedModels, ask: Ask) -> list[TextRequest]:
         served.check_tokens([*ask.bias], "logit_bias")
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
     with about(ask.grammar.field if ask.grammar else "response_format"):
-        grammar = grammar_of(ask)
+        response = grammar_of(ask)
     found: list[TextRequest] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
             served.check_size((prompt, ask.tools), "The prompt")
             if prompt and isinstance(prompt[0], int):
                 _check_length(served, len(prompt), ask)
-            tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins))
+            tokens = tuple(served.ids(prompt, ask.tools, special=ask.begins, effort=ask.effort))
             _check_length(served, len(tokens), ask)
-        found += [TextRequest(ask, len(found) + choice, tokens, prediction, grammar) for choice in range(ask.n)]
+        with about("tools"):
+            form = served.form(ask, response, tokens)
+        grammar = response if form is None else form.grammar
+        for _ in range(ask.n):
+            found.append(TextRequest(ask, len(found), tokens, prediction, grammar, form))
     with about("logprobs"):
         _check_echo(ask, sum(len(one.tokens) for one in found))
     return found

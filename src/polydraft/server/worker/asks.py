@@ -17,7 +17,7 @@ SEEDS = 2**53
 """Seeds that are drawn are smaller, so that JSON readers keep them."""
 NAMED = frozenset(
     "temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids tokens prediction max_tokens "
-    "max_completion_tokens min_tokens logprobs prompt_logprobs n tools".split()
+    "max_completion_tokens min_tokens logprobs prompt_logprobs n tools tool_choice max_reasoning_tokens".split()
 )
 """Fields that errors begin with."""
 DRAFTING = "speculative"
@@ -78,6 +78,21 @@ class GrammarRequest:
 
 
 @dataclass(frozen=True)
+class CallRequest:
+    """Which calls of tools are wanted.
+
+    Args:
+        choice: "auto", "none" or "required".
+        only: the names of those that may be called; None for all.
+        parallel: whether several may be called.
+    """
+
+    choice: str = "auto"
+    only: tuple[str, ...] | None = None
+    parallel: bool = True
+
+
+@dataclass(frozen=True)
 class Ask:
     """A request for texts, which the worker's answers name: each prompt `n` times.
 
@@ -98,6 +113,9 @@ class Ask:
         token_ids: whether prompts' tokens are told.
         alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
+        calls: which of the tools may or must be called; None where answers are texts and nothing else.
+        effort: how much the model is to think, for templates that take it.
+        most_reasoning: tokens of reasoning at most.
         told: new tokens that were told already, and that the text goes on from; `max_tokens` and all else count them.
         unplaced: log-probabilities of the last of these whose place in the text was not certain yet.
     """
@@ -129,6 +147,9 @@ class Ask:
     speculation: Speculation = Speculation()
     alone: bool = False
     planned: bool = False
+    calls: CallRequest | None = None
+    effort: str | None = None
+    most_reasoning: int | None = None
     told: tuple[int, ...] = ()
     unplaced: tuple[Mapping[str, Any], ...] = ()
 

@@ -10,11 +10,27 @@ from polydraft.drafters import Drafter
 from polydraft.engine import as_drafter, load
 from polydraft.engine.generate import target_model
 from polydraft.errors import ContextOverflow, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, bytes_of, check_shown, conversation_ids, read_size, text_of
+from polydraft.models import (
+    AnswerForm,
+    Grammar,
+    HuggingFaceModel,
+    Tool,
+    answer_form,
+    bytes_of,
+    check_shown,
+    conversation_ids,
+    format_named,
+    read_size,
+    text_of,
+)
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.worker.asks import Prompt, nested
+from polydraft.server.worker.asks import Ask, Prompt, nested
 
 MOST_LENGTH = 4096
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The schema of a function that says nothing of arguments."""
+TAIL = 16
+"""So many tokens at the end of a prompt tell whether an answer begins within reasoning."""
 LEAST_LONGEST = 16
 """Characters that are allowed for each token at least, where a vocabulary has none that is longer."""
 
@@ -71,9 +87,20 @@ class LoadedModels:
             )
 
     def ids(
-        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None, *, special: bool = True
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        special: bool = True,
+        effort: str | None = None,
     ) -> list[int]:
         """Return a prompt's tokens.
+
+        Args:
+            prompt: the prompt.
+            tools: what the chat template is to tell of tools.
+            special: whether special tokens are added to a text.
+            effort: how much the model is to think; dropped where the chat template does not take it.
 
         Raises:
             InvalidParameter: there is no chat template, or it refuses the messages or leaves something of them out;
@@ -86,12 +113,46 @@ class LoadedModels:
             if not self.tokenizer.chat_template:
                 raise InvalidParameter("This model has no chat template, so it takes no messages: ask /v1/completions.")
             messages = [one for one in prompt if isinstance(one, Mapping)]
-            found = conversation_ids(self.tokenizer, messages, tools)
+            found = conversation_ids(self.tokenizer, messages, tools, effort=effort)
             check_shown(self.tokenizer, messages, tools)
             return found
         tokens = [token for token in prompt if isinstance(token, int)]
         self.check_tokens(tokens, "prompt")
         return tokens
+
+    def form(self, ask: Ask, response: Grammar | None, tokens: Sequence[int]) -> AnswerForm | None:
+        """Return what answers of a chat look like; None where they are texts and nothing else.
+
+        Args:
+            ask: the request.
+            response: what the answer must match.
+            tokens: the prompt's.
+
+        Raises:
+            InvalidParameter: calls or reasoning cannot be as it asks.
+            MissingExtra: it needs grammars, and llguidance is not installed.
+        """
+        if ask.calls is None:
+            return None
+        only = ask.calls.only
+        named = [one["function"] for one in ask.tools or ()]
+        tools = [
+            Tool(one["name"], one.get("parameters") or NO_ARGUMENTS, strict=bool(one.get("strict")))
+            for one in named
+            if only is None or one["name"] in only
+        ]
+        form = answer_form(
+            self.tokenizer,
+            tools,
+            choice=ask.calls.choice,
+            held=only is not None,
+            parallel=ask.calls.parallel,
+            tool_format=self.settings.tool_format,
+            response=response,
+            most_reasoning=ask.most_reasoning,
+            prompt=self.text(tokens[-TAIL:]),
+        )
+        return None if form.tool_format is None and form.thinking is None else form
 
     def check_tokens(self, tokens: Sequence[int], name: str) -> None:
         """Check that these are tokens of the model.
@@ -151,4 +212,6 @@ def load_served(settings: Settings) -> LoadedModels:
         )
     if pair.tokenizer is None:
         raise InvalidParameter("The server needs the target's tokenizer, which its folder does not have.")
+    if settings.tool_format is not None:
+        format_named(settings.tool_format)
     return LoadedModels(settings, target, pair.tokenizer, None if pair.draft is None else as_drafter(pair.draft))
