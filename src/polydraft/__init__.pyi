@@ -55,7 +55,20 @@ from .engine import (
 from .engine.tuning import tune
 from .errors import PolydraftError
 from .fetching import fetch
-from .models import Grammar, HuggingFaceModel, Pair, StreamDecoder, load_pair
+from .models import (
+    AnswerEvent,
+    AnswerForm,
+    AnswerReader,
+    Grammar,
+    HuggingFaceModel,
+    LateGrammar,
+    Pair,
+    StreamDecoder,
+    Thinking,
+    Tool,
+    answer_form,
+    load_pair,
+)
 from .planning import PairPlan, load_plan
 from .probs import SamplingParams
 from .schemes import (
@@ -120,6 +133,9 @@ __all__ = [
     "MEDUSA_63",
     "AdapterDrafter",
     "AdaptiveThreshold",
+    "AnswerEvent",
+    "AnswerForm",
+    "AnswerReader",
     "BestFirst",
     "Block",
     "BlockVerification",
@@ -147,6 +163,7 @@ __all__ = [
     "ImportanceWeighted",
     "JacobiDrafter",
     "KSeq",
+    "LateGrammar",
     "Lenient",
     "LookaheadDrafter",
     "LookupFirst",
@@ -194,6 +211,8 @@ __all__ = [
     "SuffixDrafter",
     "SuffixStore",
     "TextStore",
+    "Thinking",
+    "Tool",
     "TopBeta",
     "TopDown",
     "TopK",
@@ -210,6 +229,7 @@ __all__ = [
     "WithoutReplacement",
     "__version__",
     "align",
+    "answer_form",
     "compare",
     "draw_svg",
     "draw_text",

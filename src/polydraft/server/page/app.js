@@ -73,8 +73,25 @@ class Answer {
     if (many) chosen(run.all[0].chosen ?? run);
   }
 
+  /** Reasoning, folded, before the text; calls behind it. */
+  #showBeside() {
+    const { reasoning, calls } = this.run;
+    if (reasoning && !this.thoughts) {
+      const folded = element("details", "in-words");
+      this.thoughts = element("pre");
+      folded.append(element("summary", "", "Reasoning"), this.thoughts);
+      this.box.before(folded);
+    }
+    if (reasoning) this.thoughts.textContent = visible(reasoning);
+    if (!calls.length) return;
+    this.called ??= element("pre", "calls");
+    if (!this.called.isConnected) this.box.after(this.called);
+    this.called.textContent = calls.map(({ name, text }) => `${visible(name)} ${visible(text)}`).join("\n");
+  }
+
   flush() {
     this.painter.flush();
+    this.#showBeside();
     const last = this.run.steps.at(-1);
     if (this.run.done) this.box.classList.remove("writing");
     if (last) this.numbers.textContent = `${counted(this.run.tokens, "token")} \u00b7 ${last.tokens_per_second.toFixed(1)} per second \u00b7 ${last.tokens_per_call.toFixed(2)} per call`;
@@ -181,7 +198,10 @@ async function send() {
     { role: "user", content: words }, { role: "assistant", content: chosen?.text ?? text },
   ]);
   if (chat) request.messages = [...system, ...told, { role: "user", content: written }];
-  else request.prompt = written;
+  else {
+    request.prompt = written;
+    delete request.tools;
+  }
   const run = new Run(chat ? "v1/chat/completions" : "v1/completions", request);
   get("welcome").hidden = true;
   const said = element("article", "turn said");

@@ -105,6 +105,8 @@ export class Run {
   steps = [];
   events = [];
   text = "";
+  reasoning = "";
+  calls = [];
   tokens = 0;
   origins = new Map();
   usage = null;
@@ -174,6 +176,7 @@ export class Run {
   #add(choice, trace, each) {
     const now = performance.now();
     const delta = (choice && (choice.delta ? choice.delta.content : choice.text)) ?? "";
+    const beside = this.#beside(choice?.delta ?? {});
     let tokens = [];
     if (trace) {
       tokens = trace.tokens;
@@ -182,16 +185,27 @@ export class Run {
       this.tokens += tokens.length;
     }
     if (choice?.finish_reason) this.finish = choice.finish_reason;
-    if (tokens.length || delta) {
+    if (tokens.length || delta || beside) {
       this.first ||= now;
       this.last = now;
       if (this.steps.length === 1 && tokens.length) this.before = tokens.length;
       this.text += delta;
-      const event = [this.steps.length, tokens, delta];
+      const event = [this.steps.length, beside ? [] : tokens, delta]; // words of reasoning and calls are not painted
       this.events.push([now - this.start, ...event]);
       each?.(this, ...event);
     }
     if (this.finish) this.#end();
+  }
+
+  /** Take what is no content: pieces of reasoning and of calls. Tells whether there was any. */
+  #beside({ reasoning_content: thought = "", tool_calls: pieces = [] }) {
+    this.reasoning += thought;
+    for (const { index, function: piece } of pieces) {
+      const call = (this.calls[index] ??= { name: "", text: "" });
+      call.name += piece.name ?? "";
+      call.text += piece.arguments ?? "";
+    }
+    return Boolean(thought || pieces.length);
   }
 
   /** A step as the figures want it; what the server left out is counted here. */

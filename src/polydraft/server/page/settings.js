@@ -23,6 +23,7 @@ const FIELDS = {
   n: ["n", "Answers at once"],
   response_format: ["form", "Structured output"],
   prediction: ["prediction", "Prediction"],
+  tools: ["tools", "Tools"],
   stop: ["stop_strings", "Stop strings"],
   model: ["model", "Model"],
   api_key: ["key", "API key"],
@@ -124,7 +125,7 @@ export class Settings {
     const kind = get("format").value;
     get("form-label").hidden = !FORMS[kind];
     get("form-name").textContent = FORMS[kind] ?? "";
-    const more = [...MORE, "format", "prediction"].filter((id) => get(id).value !== "" && !get(id).disabled).length;
+    const more = [...MORE, "format", "tools", "prediction"].filter((id) => get(id).value !== "" && !get(id).disabled).length;
     get("more-set").textContent = more ? `${more} set` : "penalties, answers, structure, prediction";
     const parts = [
       get("temperature").value !== "" && `temp. ${get("temperature").value}`,
@@ -153,6 +154,18 @@ export class Settings {
     }
   }
 
+  /** What may be called, or nothing. */
+  #tools() {
+    const text = get("tools").value;
+    if (!text.trim()) return undefined;
+    try {
+      const found = JSON.parse(text);
+      return Array.isArray(found) ? found : [found];
+    } catch (error) {
+      throw new Mistake("tools", `The tools are no JSON: ${error.message}.`);
+    }
+  }
+
   /** The fields of a request, without the prompt. */
   request() {
     const stop = get("stop_strings").value.split("\n").filter(Boolean).map(unescaped);
@@ -175,6 +188,8 @@ export class Settings {
     if (stop.length) request.stop = stop;
     const format = this.#format();
     if (format) request.response_format = format;
+    const tools = this.#tools();
+    if (tools) request.tools = tools;
     const prediction = get("prediction").value;
     if (prediction && speculative.enabled) request.prediction = { type: "content", content: prediction };
     return request;
