@@ -207,7 +207,7 @@ MOST_KEPT = 64
 """How many compiled grammars are kept for a tokenizer."""
 
 
-class Followed(Protocol):
+class Compilable(Protocol):
     """What can be compiled: a grammar, or one with something before it."""
 
     @property
@@ -236,7 +236,7 @@ class Vocabulary:
 
     tokens: Any
     end: int
-    compiled: OrderedDict["Followed", Any] = field(default_factory=OrderedDict["Followed", Any])
+    compiled: OrderedDict["Compilable", Any] = field(default_factory=OrderedDict["Compilable", Any])
     spelt: dict[frozenset[str], tuple[str, ...]] = field(default_factory=dict[frozenset[str], tuple[str, ...]])
 
     def spellings(self, seen: frozenset[str]) -> tuple[str, ...]:
@@ -254,7 +254,7 @@ class Vocabulary:
             self.spelt[seen] = (*(text.decode("latin-1") for text in bare), *[""] * rest)
         return self.spelt[seen]
 
-    def start(self, grammar: "Followed") -> Any:
+    def start(self, grammar: "Compilable") -> Any:
         """Return a matcher at the beginning of a text, which is to be copied.
 
         Raises:
@@ -266,7 +266,7 @@ class Vocabulary:
             self.compiled.popitem(last=False)
         return self.compiled[grammar]
 
-    def _compiled(self, grammar: "Followed") -> Any:
+    def _compiled(self, grammar: "Compilable") -> Any:
         made = llguidance().LLMatcher(self.tokens, grammar.source, log_level=0)
         if made.is_error():
             raise InvalidParameter(f"The {grammar.words} cannot be followed: {cleaned(made.get_error())}.")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.errors import InvalidParameter
-from polydraft.models.grammar.grammar import Followed, Vocabulary
+from polydraft.models.grammar.grammar import Compilable, Vocabulary
 from polydraft.models.grammar.late import GAP, GrammarBehind, LateGrammar, literal
 from polydraft.models.grammar.walk import SIZE, AnyWalk, State, Walk, common_start
 from polydraft.models.text.marks import BLANKS, begins_with, find_mark
@@ -15,7 +15,7 @@ OPENING, THINKING, WAITING, BEGUN, FREE, OUTSIDE = range(6)
 """Reasoning may begin; it goes on; the mark may come; the grammar has begun; it never will; a path that cannot be."""
 
 
-class Place(NamedTuple):
+class LatePlace(NamedTuple):
     """Where a path is.
 
     Args:
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     held: str = ""
     thoughts: int = 0
     at: int = 0
-    grammar: Followed | None = None
+    grammar: Compilable | None = None
     rest: str = ""
 
 
@@ -60,7 +60,7 @@ class LateWalk:
         begin = "" if thinking is None else thinking.begin
         self._opening = None if body is None else GrammarBehind(self._opening_rules(begin), body)
         self._places, self._path = [self._first()], b""
-        self._walks = dict[tuple[Followed, str], AnyWalk | None]()
+        self._walks = dict[tuple[Compilable, str], AnyWalk | None]()
         self._states = dict[tuple[int, str], State]()
         self._candidates: list[int] | None = None
         self._spellers: dict[str, int] | None = None
@@ -100,13 +100,13 @@ class LateWalk:
         own = None if walk is None else walk.state(path)
         return None if own is None else State(own.bits | found.bits, own.ends, own.goes_on)
 
-    def _first(self) -> Place:
+    def _first(self) -> LatePlace:
         late = self._late
         if late.thinking is not None:
-            return Place(THINKING if late.begun else OPENING)
-        return self._waited("", -1) if late.grammar is None or late.mark else Place(BEGUN, grammar=late.grammar)
+            return LatePlace(THINKING if late.begun else OPENING)
+        return self._waited("", -1) if late.grammar is None or late.mark else LatePlace(BEGUN, grammar=late.grammar)
 
-    def _grammars(self) -> list[Followed]:
+    def _grammars(self) -> list[Compilable]:
         """Return the grammars that may begin."""
         late = self._late
         if late.grammar is None:
@@ -116,7 +116,7 @@ class LateWalk:
         both = [self._after] if late.begun else [self._after, self._opening]
         return [one for one in both if one is not None]
 
-    def _led(self, path: bytes) -> Place:
+    def _led(self, path: bytes) -> LatePlace:
         """Return the place of a path."""
         common = common_start(self._path, path)
         places = self._places[: common + 1]
@@ -125,7 +125,7 @@ class LateWalk:
         self._places, self._path = places, path
         return places[-1]
 
-    def _next(self, place: Place, number: int, token: int) -> Place:
+    def _next(self, place: LatePlace, number: int, token: int) -> LatePlace:
         """Return the place behind a token, which is the path's with this number."""
         if place.stage in (BEGUN, FREE, OUTSIDE):
             return place
@@ -135,44 +135,44 @@ class LateWalk:
         if place.stage == THINKING:
             over = -1 if self._late.most is None else place.thoughts - self._late.most
             if over >= 0 and self._closing[over : over + 1] != [token]:
-                return Place(OUTSIDE)
+                return LatePlace(OUTSIDE)
             return self._thought(text, place.thoughts + 1, number)
         bare = text.lstrip(BLANKS)
         begins = begins_with(bare, self._begin)
         if begins is None:
-            return Place(OPENING, bare)
+            return LatePlace(OPENING, bare)
         if begins:
             return self._thought(bare[len(self._begin) :], 0, number)
         if self._mark or self._opening is None:
             return self._waited(bare, number)
-        return Place(BEGUN, grammar=self._opening)
+        return LatePlace(BEGUN, grammar=self._opening)
 
-    def _thought(self, text: str, count: int, number: int) -> Place:
+    def _thought(self, text: str, count: int, number: int) -> LatePlace:
         place, mark = find_mark(text, (self._end,))
         if mark is None:
-            return Place(THINKING, text[place:], count)
+            return LatePlace(THINKING, text[place:], count)
         rest = text[place + len(mark) :]
         if self._mark or self._after is None:
             return self._waited(rest, number)
-        return Place(BEGUN, at=number + 1, grammar=self._after, rest=rest)
+        return LatePlace(BEGUN, at=number + 1, grammar=self._after, rest=rest)
 
-    def _waited(self, text: str, number: int) -> Place:
+    def _waited(self, text: str, number: int) -> LatePlace:
         if not self._mark:
-            return Place(FREE)
+            return LatePlace(FREE)
         if not self._late.anchored:
             place, mark = find_mark(text, (self._mark,))
             found, rest = mark is not None, text[place + len(self._mark) :]
-            return self._marked(number, rest) if found else Place(WAITING, text[place:])
+            return self._marked(number, rest) if found else LatePlace(WAITING, text[place:])
         bare = text.lstrip(BLANKS)
         begins = begins_with(bare, self._mark)
         if begins:
             return self._marked(number, bare[len(self._mark) :])
-        return Place(FREE) if begins is False else Place(WAITING, bare)
+        return LatePlace(FREE) if begins is False else LatePlace(WAITING, bare)
 
-    def _marked(self, number: int, rest: str) -> Place:
-        return Place(BEGUN, at=number + 1, grammar=self._late.grammar, rest=rest)
+    def _marked(self, number: int, rest: str) -> LatePlace:
+        return LatePlace(BEGUN, at=number + 1, grammar=self._late.grammar, rest=rest)
 
-    def _before(self, place: Place) -> State:
+    def _before(self, place: LatePlace) -> State:
         """Return the state of a place before the grammar: all is free but tokens behind whose mark it forbids what is.
 
         A text whose grammar has no mark of its own cannot end there.
@@ -201,14 +201,14 @@ class LateWalk:
             self._candidates = [token for token, text in enumerate(self._spelt) if not last.isdisjoint(text)]
         return self._candidates
 
-    def _goes_on(self, place: Place, token: int) -> bool:
+    def _goes_on(self, place: LatePlace, token: int) -> bool:
         """Tell whether a token, if it completes a mark, holds nothing behind it that the grammar forbids."""
         found = self._next(place, 0, token)
         if found.stage != BEGUN or not found.rest or found.grammar is None:
             return True
         return self._walk(found.grammar, found.rest) is not None
 
-    def _walk(self, grammar: Followed, rest: str) -> AnyWalk | None:
+    def _walk(self, grammar: Compilable, rest: str) -> AnyWalk | None:
         """Return a walk from behind a text on, with which the grammar begins; None if it does not."""
         if (grammar, rest) not in self._walks:
             start, tokens = self._vocabulary.start(grammar), self._tokens_of(rest)
