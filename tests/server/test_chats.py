@@ -172,9 +172,10 @@ def test_nulls_of_schemas_and_arguments_are_no_fields() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": None}, "index": None}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    body = ChatBody.model_validate({"messages": messages, "guided_json": schema, "tools": [{"a": None}]})
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": None}}, "a": None}
+    body = ChatBody.model_validate({"messages": messages, "guided_json": schema, "tools": [tool]})
     ask = body.as_ask("name")
-    assert ask.grammar == GrammarRequest("json_schema", schema, "guided_json") and ask.tools == ({"a": None},)
+    assert ask.grammar == GrammarRequest("json_schema", schema, "guided_json") and ask.tools == (tool,)
     told = ask.prompts[0][0]
     assert isinstance(told, dict) and told["content"] == ""
     assert told["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": None}}

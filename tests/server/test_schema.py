@@ -87,7 +87,9 @@ def test_only_what_is_taken_is_described(app: TestClient) -> None:
         return [word for part in parts for word in part.get("enum", [part["const"]] if "const" in part else [])]
 
     assert words("CompletionBody", "suffix") == [""] and words("CompletionBody", "detokenize") == [True]
-    assert words("ChatBody", "tool_choice") == ["auto", "none"] and words("ChatBody", "add_special_tokens") == [False]
+    assert words("ChatBody", "tool_choice") == ["auto", "none", "required"] and words(
+        "ChatBody", "add_special_tokens"
+    ) == [False]
     assert schemas["DetokenizeBody"]["properties"]["tokens"]["items"]["maximum"] == 8191
     assert "$ref" not in str(schemas["CompletionBody"]["properties"]["best_of"])
     assert [one["required"] for one in schemas["TokenizeBody"]["oneOf"]] == [["prompt"], ["messages"]]
