@@ -20,12 +20,12 @@ MARKED = LateGrammar(Grammar.regex(PATTERN), "e")
 BEHIND = LateGrammar(Grammar.regex(PATTERN), thinking=Thinking("<t>", "</t>"), begun=True, most=9)
 
 
-def text(ids: torch.Tensor, grammar: LateGrammar, drafter: str, **options: Any) -> tuple[str, str]:
+def text(ids: torch.Tensor, grammar: LateGrammar, drafter: str, **options: Any) -> tuple[str, str, list[int]]:
     output = polydraft.generate(
         MODEL, ids, grammar=grammar, tokenizer=TOKENIZER, drafter=drafter, max_new_tokens=48, **options
     )
     new = output.sequences[0, ids.shape[1] :]
-    return TOKENIZER.decode(new, skip_special_tokens=True), output.finish[0]
+    return TOKENIZER.decode(new, skip_special_tokens=True), output.finish[0], new.tolist()
 
 
 def prompts(count: int) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def test_greedy_texts_are_those_of_plain_decoding(drafter: str) -> None:
     for ids in prompts(12):
         found = text(ids, MARKED, drafter, temperature=0)
         assert found == text(ids, MARKED, "none", temperature=0)
-        before, mark, behind = found[0].partition("e")
+        _, mark, behind = found[0].partition("e")
         begun += bool(mark)
         assert not mark or found[1] != "eos" or re.fullmatch(PATTERN, behind), found
     assert begun > 2
@@ -48,10 +48,11 @@ def test_greedy_texts_are_those_of_plain_decoding(drafter: str) -> None:
 def test_reasoning_is_closed_and_the_grammar_follows() -> None:
     for ids in prompts(8):
         for temperature in (0, 1):
-            found, finish = text(ids, BEHIND, "merge", temperature=temperature, seed=3)
-            thought, mark, behind = found.partition("</t>")
+            found, finish, tokens = text(ids, BEHIND, "merge", temperature=temperature, seed=3)
+            _, mark, behind = found.partition("</t>")
             assert mark and finish == "eos" and re.fullmatch(f"\n{{0,2}}{PATTERN}", behind), found
-            assert len(TOKENIZER(thought, add_special_tokens=False)["input_ids"]) <= 9
+            closed = next(size for size in range(len(tokens)) if "</t>" in TOKENIZER.decode(tokens[:size]))
+            assert closed <= 9 + len(TOKENIZER("</t>", add_special_tokens=False)["input_ids"])
 
 
 @pytest.mark.parametrize(
