@@ -14,7 +14,7 @@ HERMES = (
     '{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}'
     "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if reasoning_effort %}<think>{{ reasoning_effort }}:\n{% endif %}{% endif %}"
+    "{% if reasoning_effort %}<think>\n{% endif %}{% endif %}"
 )
 WITHOUT_THOUGHTS = HERMES.replace("<think>", "").replace("</think>", "")
 

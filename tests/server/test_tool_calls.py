@@ -11,7 +11,7 @@ from serving import client as in_process
 from serving import error, served
 from tool_models import save_tool_model, tool
 
-from polydraft.models import Thinking, format_names
+from polydraft.models import format_names
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance", reason="grammars need llguidance")
@@ -176,12 +176,14 @@ def chat(found: TestClient, **fields: Any) -> dict[str, Any]:
 def test_reasoning_is_bounded_and_told_apart(thinker: TestClient, most: int) -> None:
     """The effort, which the template takes, begins the reasoning in the prompt; the bound ends it."""
     fields = {"max_reasoning_tokens": most, "tools": TOOLS, "tool_choice": "required", "max_tokens": 300}
-    own = {"reasoning_effort": "high"}
-    plain = chat(thinker, **fields)["choices"][0]
-    assert plain["finish_reason"] == "tool_calls" and "reasoning_content" not in plain["message"]
-    text = "<think>high:\n"
-    found = chat(thinker, **fields, **own)
-    assert Thinking("<think>", "</think>").begin in text and found["choices"][0]["finish_reason"] == "tool_calls"
+    marks = sum(map(len, ("<think>", "</think>")))  # tokens at most
+    for own in ({}, {"reasoning_effort": "high"}):
+        found = chat(thinker, **fields, **own)
+        (choice,) = found["choices"]
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        thought = found["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert thought <= most + marks and (not own or thought > most)
+        assert "</think>" not in str(choice) and (not own or most == 0 or choice["message"]["reasoning_content"])
 
 
 def test_a_schema_holds_behind_reasoning(thinker: TestClient) -> None:

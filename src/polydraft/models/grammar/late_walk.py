@@ -51,6 +51,7 @@ class LateWalk:
         self.failure = ""
         self._late, self._vocabulary, self._eos = late, vocabulary, list(eos)
         self._spelt = vocabulary.spellings(late.seen)
+        self._spellers: dict[str, int] | None = None
         thinking = late.thinking
         self._mark = _letters(late.mark)
         self._begin, self._end = ("", "") if thinking is None else (_letters(thinking.begin), _letters(thinking.end))
@@ -63,7 +64,6 @@ class LateWalk:
         self._walks = dict[tuple[Compilable, str], AnyWalk | None]()
         self._states = dict[tuple[int, str], State]()
         self._candidates: list[int] | None = None
-        self._spellers: dict[str, int] | None = None
 
     def compile(self) -> None:
         """Compile what may begin.

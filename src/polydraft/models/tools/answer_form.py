@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from polydraft.errors import InvalidParameter, shown
 from polydraft.models.grammar.grammar import Grammar
-from polydraft.models.grammar.late import GrammarBehind, LateGrammar
+from polydraft.models.grammar.late import GrammarBehind, LateGrammar, literal
 from polydraft.models.text.marks import Thinking
 from polydraft.models.text.stream_decoder import StreamDecoder
-from polydraft.models.tools.answer_reader import AnswerReader
+from polydraft.models.tools.answer_reader import MESSAGE, AnswerReader
 from polydraft.models.tools.call_formats import ToolFormat, format_named, format_of, seen_tokens, thinking_of
-from polydraft.models.tools.call_grammar import Tool, call_grammar
+from polydraft.models.tools.call_grammar import NEXT_MESSAGE, Tool, call_grammar
 
 CHOICES = ("auto", "none", "required")
 OR = "answer"
@@ -107,15 +107,16 @@ def answer_form(
     ids = {name: special[name] for name in names}
     late = LateGrammar(None, thinking=thinking, begun=begun, most=most_reasoning, seen=names)
     rules = _Rules(own, ids, parallel)
+    held_to = response if response is None else rules.placed(response, thinking)
     if own is not None and choice == "required":
         late = replace(late, grammar=rules.calls([replace(one, strict=True) for one in offered]))
-    elif own is not None and response is not None:
-        late = replace(late, grammar=rules.either(offered, response))
+    elif own is not None and held_to is not None:
+        late = replace(late, grammar=rules.either(offered, held_to))
     elif own is not None and (held or any(one.strict for one in offered)):
         body = rules.calls(offered, behind=own.mark)
         late = replace(late, grammar=body, mark=own.mark, anchored=own.anchored)
-    elif response is not None:
-        late = replace(late, grammar=response)
+    elif held_to is not None:
+        late = replace(late, grammar=held_to)
     plain = thinking is None and not late.mark and isinstance(late.grammar, Grammar)
     nothing = late.grammar is None and late.most is None
     grammar = None if nothing else late.grammar if plain and isinstance(late.grammar, Grammar) else late
@@ -134,7 +135,14 @@ class _Rules:
         assert self.own is not None
         return call_grammar(self.own, tools, self.ids, parallel=self.parallel, behind=behind)
 
-    def either(self, tools: Sequence[Tool], response: Grammar) -> GrammarBehind:
+    def placed(self, response: Grammar, thinking: Thinking | None) -> Grammar | GrammarBehind:
+        """Return the grammar of an answer with what stands before it: in harmony the header of its message."""
+        if thinking is None or MESSAGE not in thinking.begin:
+            return response
+        begin, header = (literal(text, self.ids) for text in (NEXT_MESSAGE, f"<|channel|>final{MESSAGE}"))
+        return GrammarBehind(f"start: ({begin})? {header} @final\n", response, "final")
+
+    def either(self, tools: Sequence[Tool], response: Grammar | GrammarBehind) -> GrammarBehind:
         """Return the grammar of calls, or of an answer in their place."""
         rules = self.calls(tools).text
         return GrammarBehind(re.sub("^start:", f"start: calls | @{OR}\ncalls:", rules), response, OR)

@@ -260,4 +260,5 @@ def thinking_of(template: str) -> Thinking | None:
 def seen_tokens(tool_format: ToolFormat | None, thinking: Thinking | None, special: Iterable[str]) -> frozenset[str]:
     """Return the special tokens that a reader of answers has to see, since they stand in marks."""
     texts = [*(tool_format.texts if tool_format else ()), *((thinking.begin, thinking.end) if thinking else ())]
+    texts += ["<|start|>", "<|call|>", "<|return|>"] if any("<|channel|>" in one for one in texts) else []
     return frozenset(one for one in special if one and any(one in text for text in texts))

@@ -34,6 +34,8 @@ class Tool:
     strict: bool = False
 
 
+NEXT_MESSAGE = "<|start|>assistant"
+"""What begins a message of harmony that is not the first."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 ANY_TEXT: Mapping[str, Any] = {"type": "string"}
 
@@ -69,6 +71,8 @@ class CallRules:
         self.rules.append(f"call: {' | '.join(one)}")
         again = f"({self.literal(own.next_lead)} call)*" if parallel and own.kind != "harmony" else ""
         lead = self.literal(own.lead.removeprefix(behind))
+        if own.kind == "harmony" and not behind:
+            lead = f"({self.literal(NEXT_MESSAGE)})? {lead}"  # behind reasoning there is a message of its own
         return "\n".join([f"start: {lead} call {again} {self.literal(own.end)}", *self.rules, ""])
 
     def _call(self, rule: str, tool: Tool) -> str:
