@@ -32,7 +32,6 @@ from polydraft.drafters import (
     drafter_of,
     drafters_in,
     drafts_under,
-    has_store,
     model_defaults,
     owned_models,
     owned_networks,
@@ -41,7 +40,7 @@ from polydraft.drafters import (
     route_first,
     runnable,
 )
-from polydraft.engine.fitted import fitted_policy
+from polydraft.engine.fitted import fitted_policy, measures_over_ranks
 from polydraft.engine.load import draft_for
 from polydraft.engine.loop.batch import Method
 from polydraft.engine.measured import relative_levels
@@ -52,7 +51,6 @@ from polydraft.models import (
     HuggingFaceModel,
     LanguageModel,
     Pair,
-    check_over_ranks,
     check_same_source,
     draft_model,
     is_known,
@@ -299,10 +297,8 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     verifier = default_verifier(drafter, params) if verifier is None else verifier
     measures = choices.prediction is None and not choices.compile  # what is predicted costs nothing
     if getattr(target.model.config, "distributed_config", None) is not None:
-        needs, learns = drafter.needs, isinstance(policy, LearningPolicy) or has_store(drafter)
         fixed = not params.temperature or (choices.seed, choices.generator) != (None, None)
-        reads = bool(needs.layers or needs.riders or needs.target or needs.queries)
-        measures &= check_over_ranks(target.model, drafter.name, reads=reads, learns=learns, fixed=fixed)
+        measures &= measures_over_ranks(target, drafter, policy, fixed=fixed)
     if policy is None and unable is None and _only_names_one(given) and measures:
         (named, *_) = drafters_in(cast(Drafter, named))
         usual = fitted_policy(target, named, verifier, usual, params)

@@ -4,9 +4,9 @@ import os
 import warnings
 from functools import lru_cache
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, has_store
 from polydraft.engine.measured import VARIABLE, Measured, measured
-from polydraft.models import HuggingFaceModel, chosen_precision
+from polydraft.models import HuggingFaceModel, check_over_ranks, chosen_precision
 from polydraft.planning.costs import Curve, StepCosts
 from polydraft.probs import SamplingParams
 from polydraft.trees import (
@@ -14,6 +14,7 @@ from polydraft.trees import (
     Chain,
     Fixed,
     GrowingPolicy,
+    LearningPolicy,
     TreePolicy,
     TreeShape,
     expected_tokens,
@@ -28,6 +29,21 @@ CLEARLY = 1.05
 """A smaller tree is taken if it is expected to be so many times as fast."""
 PAYS = 1.05
 """Drafts that are expected to be less than so many times as fast as none are left out: estimates are no better."""
+
+
+def measures_over_ranks(target: HuggingFaceModel, drafter: Drafter, policy: TreePolicy | None, *, fixed: bool) -> bool:
+    """Tell whether passes of a target over several ranks may be measured: where these draft as one.
+
+    Args:
+        fixed: whether the same numbers are drawn on all of them.
+
+    Raises:
+        InvalidParameter: they would not do the same, or the drafter reads what is not handed out.
+    """
+    needs = drafter.needs
+    reads = bool(needs.layers or needs.riders or needs.target or needs.queries)
+    learns = isinstance(policy, LearningPolicy) or has_store(drafter)
+    return check_over_ranks(target.model, drafter.name, reads=reads, learns=learns, fixed=fixed)
 
 
 def fitted_policy(

@@ -2,7 +2,8 @@
 
 import torch
 
-from polydraft.errors import CheckpointError
+from polydraft.errors import CheckpointError, hint
+from polydraft.models.anatomy import multiplies_short
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
