@@ -48,11 +48,11 @@ class ElsewhereModel(HuggingFaceModel):
     ) -> Forward:
         """Score tokens where the model is; see `LanguageModel.forward`. Errors are those of `HuggingFaceModel`."""
         there = self.device
-        given = [sent(one, there) for one in (tokens, positions, mask)]
+        tokens, positions, mask = (sent(one, there) for one in (tokens, positions, mask))
         starts = starts if len(tokens) == 1 else sent(starts, there)
         entering = None if embeddings is None else sent(embeddings, there)
         named: dict[str, Any] = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
-        found = super().forward(*given, cache, starts, embeddings=entering, **named)
+        found = super().forward(tokens, positions, mask, cache, starts, embeddings=entering, **named)
         hidden = {layer: states.to(self.home) for layer, states in found.hidden.items()}
         return Forward(found.logits.to(self.home), hidden)
 

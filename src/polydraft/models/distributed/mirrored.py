@@ -213,7 +213,8 @@ def follow(model: HuggingFaceModel, receive: Callable[[], Parcel]) -> None:
         _DOING[told.operation](model, caches, numbers[gone:], told.tensors)
 
 
-Numbers, Tensors = Sequence[int], Sequence[Tensor]
+Numbers = Sequence[int]
+Tensors = Sequence[Tensor]
 
 
 def _pass(model: HuggingFaceModel, caches: dict[int, TreeCache], numbers: Numbers, tensors: Tensors) -> None:

@@ -70,7 +70,8 @@ class Ranks:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to hear
         place: dict[str, Any] = {}
         if self._folder is not None:
-            place = {"store": dist.FileStore(str(self._folder / "met"), self.count), "rank": self.rank}
+            store = dist.FileStore(str(self._folder / "met"), self.count)  # pyright: ignore[reportPrivateImportUsage]  public, but not listed
+            place = {"store": store, "rank": self.rank}
             place["world_size"] = self.count
             self._gather(self._folder)
         try:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
 from polydraft.fetched import is_derived
