@@ -149,7 +149,7 @@ class Writing:
         try:
             self._join()
             found = self._stepped()
-        except RankLost:  # nothing more can be written here: the process ends, and is started anew
+        except RankLost:  # as in `fail`, whether texts are in progress or not
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told, and the server goes on
             self._lost(error)
@@ -292,7 +292,13 @@ class Writing:
                 self.fail(name, error)
 
     def fail(self, name: str, error: Exception, code: str | None = None) -> None:
-        """Say that a request is lost, and forget it."""
+        """Say that a request is lost, and forget it.
+
+        Raises:
+            RankLost: that is the error, after which nothing can be written here: the process ends, and is made anew.
+        """
+        if isinstance(error, RankLost):
+            raise error
         self._drop(name, keeps=False)
         reason = str(error) if isinstance(error, PolydraftError) else f"{type(error).__name__}: {error}"
         self.say(Event("failed", name, {"message": reason, "code": code}))
