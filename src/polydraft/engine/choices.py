@@ -38,7 +38,6 @@ from polydraft.drafters import (
     proposes,
     route_before,
     route_first,
-    runnable,
 )
 from polydraft.engine.fitted import fitted_policy, measures_over_ranks
 from polydraft.engine.load import draft_for
@@ -145,8 +144,8 @@ def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafte
         return drafter
     if compile and getattr(drafter, HOME, None) is not None:
         raise InvalidParameter("A draft model on a device of its own is not compiled; leave compile out.")
-    model: Any = draft_model(drafter, compile=True) if compile else runnable(drafter)
-    return ModelDrafter(model) if MASKED.isdisjoint(vars(model.model.config)) else drafter_of(model)
+    model: Any = draft_model(drafter, compile=True) if compile else drafter
+    return ModelDrafter(model) if MASKED.isdisjoint(vars(getattr(drafter, "config", drafter))) else drafter_of(model)
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
