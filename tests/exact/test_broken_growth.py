@@ -23,12 +23,14 @@ from polydraft.trees import (
     Confident,
     Draft,
     Eagle2,
+    Fixed,
     Frontier,
     GrowingPolicy,
     Merged,
     TokenTree,
     Topology,
     TreePolicy,
+    TreeShape,
     Widths,
     grow,
 )
@@ -255,6 +257,14 @@ CASES = [
 @pytest.mark.parametrize(("policy", "verifier"), [*CASES, *product(POLICIES[:1], CHAIN_RULES)], ids=named)
 def test_four_tokens_follow_the_target(policy: TreePolicy, verifier: PathVerifier) -> None:
     torch.testing.assert_close(text(policy, verifier), world_of(verifier.scheme).joint, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [((3,), (1,)), ((3,), (2, 1))], ids=str)
+@pytest.mark.parametrize("verifier", [Valued(IID()), Valued()], ids=lambda rule: rule.scheme.name)
+def test_so_they_do_where_siblings_are_looked_at_apart(verifier: PathVerifier, shape: tuple[tuple[int, ...], ...]):
+    """Whether a first draft's children were drawn depends on siblings that are looked at after it."""
+    law = text(Fixed(TreeShape(shape)), verifier)
+    torch.testing.assert_close(law, world_of(verifier.scheme).joint, rtol=0, atol=1e-9)
 
 
 def check_whatever_is_proposed(policy: TreePolicy, verifier: PathVerifier, kind: str) -> None:

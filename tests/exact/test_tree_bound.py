@@ -73,7 +73,7 @@ def test_the_bound_is_the_mean_of_the_half_that_did_not_choose():
     assert fitted_bound(values) == (3.0, pytest.approx(1.0))
     with pytest.raises(InvalidParameter, match="at least 4 trees"):
         fitted_bound([torch.ones(3)])
-    assert len({*FAMILIES}) == 9
+    assert len({*FAMILIES}) == 12
 
 
 def test_trees_without_a_plan_are_refused():

@@ -6,7 +6,7 @@ drawn copy has the step above with a probability, else that below, whatever the 
 one unit, part by part in falling order of slope minus price while this is positive; equal parts in drafting order.
 
 Some best prices are slopes apart, by duality, and what lies between two of those orders tokens that are equal. So
-slopes are even numbers of steps: with one more price between two of them shares miss some hundredths of a per cent of
+slopes are even numbers of steps: with one more price between two of them shares miss up to .12 per cent on average of
 the best value of a node, with seven more nothing.
 """
 

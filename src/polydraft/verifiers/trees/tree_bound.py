@@ -31,7 +31,7 @@ class PriceFamily:
     damping: float = 1.0
 
 
-FAMILIES = tuple(PriceFamily(factor, damping) for factor in (0.85, 0.95, 1.0) for damping in (0.5, 0.75, 1.0))
+FAMILIES = tuple(PriceFamily(factor, damping) for factor in (0.65, 0.8, 0.9, 1.0) for damping in (0.0, 0.5, 1.0))
 
 
 def dual_values(
