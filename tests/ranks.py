@@ -40,7 +40,7 @@ def children(pid: int) -> list[int]:
     found, left = list[int](), [pid]
     while left:
         out = subprocess.run(
-            ["ps", "-o", "pid=", "-o", "args=", "--ppid", str(left.pop())], capture_output=True, text=True
+            ["ps", "-ww", "-o", "pid=", "-o", "args=", "--ppid", str(left.pop())], capture_output=True, text=True
         )
         pairs = [line.strip().split(maxsplit=1) for line in out.stdout.splitlines()]
         left += [int(number) for number, _ in pairs]
