@@ -26,7 +26,7 @@ NOTHING = {"text": "", "drafted": 0, "accepted": 0, "finish": "", "stopped_by": 
 class ScriptedWorker:
     """A worker that says what a test wants it to say."""
 
-    pid = None
+    pid: int | None = None
 
     def __init__(self, settings: Settings, say: Callable[[Event], None]) -> None:
         self.say, self.told = say, list[Any]()
