@@ -3,14 +3,19 @@
 import importlib
 import importlib.util
 import re
+import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from doubles import tiny_model
 
 import polydraft
+from polydraft import Recent
+from polydraft.models import HuggingFaceModel
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -123,6 +128,51 @@ def test_the_tables_of_views_are_those_of_their_record(monkeypatch: pytest.Monke
     (tmp_path / "record.jsonl").write_text(module.RECORD.read_text().replace('"calls": 1', '"calls": 2'))
     monkeypatch.setattr(module, "RECORD", tmp_path / "record.jsonl")
     assert module.with_tables(page) != page
+
+
+def test_the_figure_of_views_is_drawn_from_their_record(tmp_path: Path) -> None:
+    """A line for each view and length that the record has, and the file beside the page is of these numbers."""
+    module = script("docs/itself/measure.py")
+    lengths = {one["known"] for one in module.record()[1]}
+    for axis, temperature in zip(module.curves().axes, (0.0, 1.0), strict=True):
+        drawn = {line.get_label(): line for line in axis.get_lines()}
+        assert {*module.ARMS} - {module.PLAIN} <= {*drawn}
+        for known, speed_up in drawn["self:int8"].get_xydata():
+            own = [
+                one
+                for one in module.record()[1]
+                if (one["known"], one["temperature"], one["batch"]) == (known, temperature, 1)
+            ]
+            assert speed_up == statistics.median(module.speed_ups(own, "self:int8"))
+        assert {*drawn["self:int8"].get_xdata()} == lengths
+    path, shipped = module.save(module.curves, tmp_path / "itself.svg"), ROOT / "docs" / "pictures" / "itself.svg"
+    assert all(ElementTree.parse(one).getroot().tag.endswith("svg") for one in (path, shipped))
+
+
+def test_the_tables_of_overlaps_are_those_of_their_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module, page = script("docs/itself/overlap.py"), (DOCS / "itself.md").read_text()
+    assert module.with_tables(page) == page
+    (tmp_path / "overlap.jsonl").write_text(module.RECORD.read_text().replace("0.9", "0.8"))
+    monkeypatch.setattr(module, "RECORD", tmp_path / "overlap.jsonl")
+    assert module.with_tables(page) != page
+
+
+def test_overlaps_are_those_of_the_full_pass_and_of_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys overlap wholly, as does a budget that holds all; and what is dropped by hand is what few keys say."""
+    module = script("docs/itself/overlap.py")
+    monkeypatch.setattr(module, "DISTANCES", (0, 5))
+    monkeypatch.setattr(module, "RUN", 2)
+    model = tiny_model("llama", num_hidden_layers=2)
+    target, tokens = HuggingFaceModel(model), torch.arange(30) * 7 % 24
+    with torch.inference_mode():
+        piece = module.Piece.of(target, tokens, 16)
+        assert piece.overlaps(target, None).allclose(torch.ones(4), atol=1e-5)
+        assert piece.overlaps(target, Recent(1, 20, room=32)).allclose(torch.ones(4), atol=1e-5)
+        found = piece.overlaps(target, Recent(1, 4, room=32))
+        mask = torch.ones(1, 1, 30, 30).tril().bool()
+        mask[..., 16:, 1:12] = False
+        row = model(tokens[None], attention_mask=mask, use_cache=False).logits[0, 16].softmax(-1)
+    assert found[0] == pytest.approx(float(row.minimum(piece.laws[0]).sum()), abs=1e-4) and found[0] < 0.999
 
 
 def test_times_of_a_busy_machine_are_left_out() -> None:
