@@ -1,14 +1,20 @@
 """The planner against arms of known speed, with a made-up clock: it finds the best, leaves the bad and comes back."""
 
+import io
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from doubles import perturbed, tiny_model
+from rich.console import Console
 
 import polydraft
+from polydraft.cli.generation.summaries import add_statistics
+from polydraft.cli.printing import named_values
 from polydraft.drafters import EnsembleDrafter, ModelDrafter
 from polydraft.engine import Planner
 from polydraft.errors import InvalidParameter
@@ -106,6 +112,58 @@ def test_a_hiccup_does_not_cost_a_tree_its_place() -> None:
         depths.append(planner.shape.depth)
         taught(planner, tokens, 20 * seconds if first and step else seconds)
     assert depths[-100:].count(3) > 90
+
+
+def test_it_says_why_it_does_not_draft() -> None:
+    """By numbers of its own: the share of a pass, how often drafts are accepted, what the best tree is worth."""
+    planner = Planner(TREES)
+    assert planner.why_idle == "", "nothing is known"
+    planner.views_by("self:int8", lambda known: 0.9)
+    speed(world(0.1, 0.9), planner, 1000, 1)
+    assert planner._best == 0
+    told = re.fullmatch(
+        r"self:int8 is not asked: by what is known a level of its drafts takes ([\d.]+) of the target's pass, they are "
+        r"accepted (\d+)% of the time, and with the best tree that would be ([\d.]+) times as fast as without\.",
+        planner.why_idle,
+    )
+    best = planner.shapes[1 + int(np.argmax(planner._rates[1:]))]
+    assert told is not None and int(told[2]) < 60
+    level = planner.costs.full(best) / best.depth / planner.costs.plain
+    assert float(told[1]) == pytest.approx(level, abs=0.005)
+    assert float(told[3]) == pytest.approx(max(planner._rates[1:]) / planner._rates[0], abs=0.005)
+    assert float(told[3]) < 1
+    speed(world(0.9, 0.1), planner, 3000, 2)
+    assert planner._best and planner.why_idle == ""
+
+
+SAID = "self:int8 is not asked: it would lose."
+
+
+class Idle(Planner):
+    """Drafts nothing, and says so."""
+
+    @property
+    def why_idle(self) -> str:
+        return SAID
+
+    def learn(self, lessons: Sequence[Lesson], spent: Spent, scored: int) -> None:
+        super().learn(lessons, spent, scored)
+        self.current = 0
+
+
+def test_statistics_json_and_the_printed_line_say_why_nothing_was_drafted() -> None:
+    target, prompt = tiny_model(seed=1), [1, 2, 3]
+    given = {"drafter": perturbed(target, 0.02), "policy": Idle(TREES), "max_new_tokens": 6, "temperature": 0.0}
+    run = polydraft.stream(target, torch.tensor([prompt]), **given).exhaust()
+    table = named_values()
+    add_statistics(table, run.statistics)
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(table)
+    assert run.statistics.idle == run.statistics.as_dict()["idle"] == SAID in shown.getvalue()
+    many = polydraft.generate_many(target, [prompt, prompt], **given)
+    assert len([*many]) == 2 and many.statistics.idle == SAID
+    plain = polydraft.stream(target, torch.tensor([prompt]), **{**given, "policy": 2}).exhaust()
+    assert not plain.statistics.idle
 
 
 def test_trials_lose_no_more_than_their_share() -> None:

@@ -89,6 +89,7 @@ class Statistics:
         seconds: time in "prefill", "draft", "target", "verify" and "total"; "rest" is what remains. On a GPU the parts
             are timed if that was asked for.
         fallback: why the drafter was dropped for plain decoding; empty if it was not.
+        idle: why a planner does not ask the drafter at the end, though it was to draft; empty where it does.
         in_force: the logits processors, temperature and filters of the target's law, in the order in which they are
             applied; those of the first row or text.
         prompt_read: tokens of the prompts that the target read.
@@ -108,6 +109,7 @@ class Statistics:
     accepted_at: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     fallback: str = ""
+    idle: str = ""
     in_force: tuple[str, ...] = ()
     prompt_read: int = 0
     prompt_known: int = 0
@@ -146,11 +148,11 @@ class Statistics:
             lossless=self.lossless and all(row.lossless for row in block.rows.values()),
         )
 
-    def note(self, seconds: Mapping[str, float], fallback: str) -> None:
-        """Take over the stopwatch's times and what became of the drafter."""
+    def note(self, seconds: Mapping[str, float], fallback: str, idle: str = "") -> None:
+        """Take over the stopwatch's times, and what became of the drafter."""
         parts = sum(value for name, value in seconds.items() if name != "total")
         self.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
-        self.fallback = fallback
+        self.fallback, self.idle = fallback, idle
 
     @property
     def block_efficiency(self) -> float:
@@ -194,6 +196,7 @@ class Statistics:
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth],
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "fallback": self.fallback,
+            "idle": self.idle,
             "verifier": self.verifier,
             "lossless": self.lossless,
             "in_force": list(self.in_force),
@@ -215,6 +218,7 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
         total.drafted += part.drafted
         total.accepted += part.accepted
         total.fallback = total.fallback or part.fallback
+        total.idle = part.idle or total.idle
         total.in_force = total.in_force or part.in_force
         total.lossless &= part.lossless
         _add_lists(total.offered_at, part.offered_at)

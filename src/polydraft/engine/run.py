@@ -97,7 +97,10 @@ class Observer:
             self._torn = True  # nobody knows what the step took that is then finished or taken again
             raise
         finally:
-            statistics.note(self.clock.seconds, self.failure)
+            idle = ""
+            for one in self._planned:
+                idle = one.planner.why_idle or idle
+            statistics.note(self.clock.seconds, self.failure, idle)
 
     def told(self, block: Block, taken: Taken) -> Block:
         """Return a block with what is wanted of its step: scores, log-probabilities, and lessons for planners."""

@@ -174,6 +174,7 @@ class Planner(LearningPolicy):
         self.shapes = (PLAIN, *dict.fromkeys(tree.shape for tree in trees))
         self._last, self._forgone = [0] * len(self.shapes), [0.0] * len(self.shapes)
         self._going: GrowthRule | None = None
+        self._why: str | None = None
 
     def texts_opened(self, opening: Opening) -> None:
         """Choose the first tree of new texts, before their prompts are read."""
@@ -189,6 +190,22 @@ class Planner(LearningPolicy):
         self.current = self._first(best) if new and not known else best
         self._unread = missed if self.current else self._unread
         self._looks = not self._looking_loses()
+
+    @property
+    def why_idle(self) -> str:
+        """Why plain decoding is expected to be fastest, by what is known now; empty if a tree is."""
+        if self._best or not self.steps:
+            return ""
+        if self._why is None:
+            law, arm = self._laws.most_common(1)[0][0], max(range(1, len(self.shapes)), key=self._rates.__getitem__)
+            shape, costs = self.shapes[arm], self.costs
+            self._why = (
+                f"{self._view or 'The drafter'} is not asked: by what is known a level of its drafts takes "
+                f"{costs.full(shape) / max(1, shape.depth) / costs.plain:.2f} of the target's pass, they are accepted "
+                f"{float(self.chances.rates('', law)[0, 0]):.0%} of the time, and with the best tree that would be "
+                f"{self._rates[arm] / self._rates[0]:.2f} times as fast as without."
+            )
+        return self._why
 
     @property
     def uses_lookups(self) -> bool:
@@ -362,7 +379,7 @@ class Planner(LearningPolicy):
         rates = [(self.chances.rates("", law), count / rows) for law, count in self._laws.items()]
         every = [sum(share * tokens_of(shape, rate) for rate, share in rates) for shape in self.shapes]
         self._tokens = [max(1.0, tokens - lost) for tokens, lost in zip(every, self._forgone, strict=True)]
-        self._going = None
+        self._going = self._why = None
         self._gains = {}
         seconds = [self.costs.step(shape) for shape in self.shapes]
         self._rates = [tokens / took for tokens, took in zip(self._tokens, seconds, strict=True)]

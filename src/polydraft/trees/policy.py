@@ -141,6 +141,11 @@ class LearningPolicy(TreePolicy, ABC):
         """
 
     @property
+    def why_idle(self) -> str:
+        """Why the drafter is not asked at present, in a sentence; empty where it is, or nothing was learnt."""
+        return ""
+
+    @property
     def uses_lookups(self) -> bool:
         """Whether continuations are looked up for the next tree; finished steps decide."""
         return True

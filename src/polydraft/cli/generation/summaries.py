@@ -80,6 +80,8 @@ def add_statistics(table: Table, statistics: Statistics) -> None:
         depths = " ".join(f"{rate:.2f}" for rate in statistics.acceptance_by_depth)
         table.add_row("acceptance by depth", depths)
         table.add_row("drafted / accepted", f"{statistics.drafted} / {statistics.accepted}")
+    if statistics.idle:
+        table.add_row("drafts", statistics.idle)
     table.add_row("tokens per second", f"{statistics.tokens_per_second:.1f}")
     table.add_row("time", describe_times(statistics))
 
