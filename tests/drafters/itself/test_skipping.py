@@ -12,7 +12,7 @@ from doubles import tiny_model
 from key_views import text_of
 
 import polydraft
-from polydraft.drafters import DraftRequest, SelfDrafter, Session, SkippingDrafter, View
+from polydraft.drafters import DraftRequest, NestedDrafter, NgramDrafter, SelfDrafter, Session, SkippingDrafter, View
 from polydraft.drafters.itself.skipping import ChosenSkips
 from polydraft.engine.load import draft_for
 from polydraft.errors import InvalidParameter, UnsupportedModel
@@ -20,9 +20,9 @@ from polydraft.models import HuggingFaceModel, LayerSet
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.rows import cut, put, reuse, select
-from polydraft.schemes import IID
+from polydraft.schemes import IID, Given
 from polydraft.trees import Chain, Draft, Piece, Pieces, TreePolicy, Widths
-from polydraft.verifiers import Optimal, PathVerifier, SpeculativeSampling, TopDown
+from polydraft.verifiers import NaiveMatch, Optimal, PathVerifier, SpeculativeSampling, TopDown
 
 WHOLE, BRANCHING = TopDown(SpeculativeSampling()), TopDown(Optimal(IID()))
 ONE, TWO = Chain(1), Chain(2)
@@ -188,6 +188,23 @@ def test_a_seed_fixes_a_text_whatever_stands_beside_it(count: int) -> None:
     assert written(1) == written(count)
 
 
+def test_in_a_stack_it_drafts_for_a_view_and_is_no_middle() -> None:
+    """Rows that skip other sub-layers have no one model for which others could draft; below a view they are drafts."""
+    target = tiny_model("llama", num_hidden_layers=3)
+    with pytest.raises(
+        InvalidParameter, match=r"one view of the target for all texts.*self:skip=auto chooses for each"
+    ):
+        draft_for("self:skip=auto < ngram", target)
+    with pytest.raises(InvalidParameter, match=r"The middle must be .* not of type SkippingDrafter"):
+        NestedDrafter(SkippingDrafter(), NgramDrafter(), TopDown(NaiveMatch(Given())), TWO)  # type: ignore[arg-type]
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    given: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 8, "eos_token_id": None}
+    found = polydraft.generate(target, ids, drafter="self:int8@3 < self:skip=auto", **given)
+    plain = polydraft.generate(target, ids, drafter="none", **given)
+    assert torch.equal(found.sequences, plain.sequences)
+    assert found.statistics.drafted and not found.statistics.fallback
+
+
 # What is refused.
 
 
@@ -201,7 +218,7 @@ def test_words_and_what_is_refused() -> None:
             View.named(word)
     with pytest.raises(InvalidParameter, match="SkippingDrafter"):
         SelfDrafter(View(chooses=True))
-    with pytest.raises(InvalidParameter, match="every must be at least 1, but is 0"):
+    with pytest.raises(InvalidParameter, match="every must be a whole number of at least 1, but is 0"):
         SkippingDrafter(every=0)
     with pytest.raises(UnsupportedModel):
         draft_for("self:skip=auto", tiny_model("mamba"))
