@@ -99,18 +99,68 @@ def path_rows(target: PreTrainedModel, drafter: Any, text: list[int], path: Sequ
     return made[k - 1 - place if swap == "last first" else place] @ rows.T
 
 
-def tree_logits(drafter: Any, state: Any, rows: list[list[int]]) -> dict[tuple[int, ...], Tensor]:
+def tree_logits(
+    drafter: Any, state: Any, rows: list[list[int]], paths: Sequence[tuple[int, ...]] = PATHS
+) -> dict[tuple[int, ...], Tensor]:
     """Return the logits of every node of the tree of all paths, by its path: "b v"."""
     grown, _ = drafter.network.root(state.memory, text_of(rows), state.ends)
     found, nodes = dict[tuple[int, ...], Tensor](), list[tuple[int, ...]]()
-    for depth in range(len(PATHS[0]) + 1):
-        now = [*dict.fromkeys(path[:depth] for path in PATHS)]
+    for depth in range(len(paths[0]) + 1):
+        now = [*dict.fromkeys(path[:depth] for path in paths)]
         start, nodes = len(nodes), [*nodes, *now]
         ids = [[path[-1] if path else row[-1] for path in now] for row in rows]
         above = torch.tensor([[path[: len(one)] == one for one in nodes] for path in now])
         frontier = Frontier(range(start, len(nodes)), torch.tensor(ids), depth, above.expand(len(rows), -1, -1))
         found |= dict(zip(now, grown.logits(frontier).unbind(1), strict=True))
     return found
+
+
+def check_chunks(
+    drafter: Any, target: Any, rows: list[list[int]], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read prompts whole and in chunks, with few tokens at once, and require the same rows."""
+    drafts = [[5, 7, 1]] * len(rows)
+    whole = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
+    monkeypatch.setattr("polydraft.drafters.heads.eagle_head.AT_ONCE", at_once)
+    for chunk in (None, 1, 4):
+        state, _ = begun(drafter, target, rows, chunk)
+        torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), whole, atol=1e-6, rtol=0)
+
+
+def check_steps(drafter: Any, target: Any, policy: TreePolicy) -> None:
+    """Take steps, let a text take the place of another, and require the rows of a fresh start."""
+    rows = [list(row) for row in PROMPTS]
+    state, drafts = stepped(drafter, target, rows, policy, 4), [[5, 7, 1]] * 3
+    fresh = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
+    torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
+    newcomer = [8, 8, 2, 0, 6]
+    state, rows[1] = put_row(cut(state, 1, 0), 1, begun(drafter, target, [newcomer])[0]), newcomer
+    fresh = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
+    torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
+
+
+def check_greedy(drafter: Any, target: Any, policy: TreePolicy | None) -> None:
+    """Require plain decoding's greedy text in a ragged batch, alone and in a running batch, and a seed's alone."""
+    options: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}
+    plain: list[Any] = [polydraft.generate(target, [row], drafter="none", **options) for row in PROMPTS]
+    alone = [one.sequences[0].tolist() for one in plain]
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in PROMPTS])
+    given: dict[str, Any] = {"attention_mask": mask, "pad_token_id": 0, "drafter": drafter, "policy": policy, **options}
+    found: Any = polydraft.generate(target, ids, **given)
+    assert not found.statistics.fallback and found.statistics.drafted > 0
+    for row, prompt in enumerate(PROMPTS):
+        assert found.sequences[row, width - len(prompt) :].tolist() == alone[row]
+        own: Any = polydraft.generate(target, [prompt], drafter=drafter, policy=policy, **options)
+        assert own.sequences[0].tolist() == alone[row]
+    many = polydraft.generate_many(target, [*PROMPTS, PROMPTS[0][:5]], batch_size=2, drafter=drafter, **options)
+    texts = {one.name: one.tokens for one in many}
+    assert [texts[row] for row in range(3)] == [one[len(PROMPTS[row]) :] for row, one in enumerate(alone)]
+    heat: dict[str, Any] = {"drafter": drafter, "policy": policy, "temperature": 1.0, "seed": 3, "max_new_tokens": 9}
+    together: Any = polydraft.generate(target, torch.tensor([PROMPTS[0][:3], PROMPTS[1]]), **heat)
+    single: Any = polydraft.generate(target, [PROMPTS[0][:3]], **heat)
+    assert together.sequences[0].tolist() == single.sequences[0].tolist()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -153,50 +203,20 @@ def test_a_detail_done_otherwise_gives_other_rows(name: str, swap: str, target: 
 def test_prompts_in_chunks_are_prompts(
     name: str, at_once: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter, drafts = drafter_of(name), [[5, 7, 1]] * 3
-    whole = rows_below(drafter, begun(drafter, target, PROMPTS)[0], text_of(PROMPTS), drafts)
-    monkeypatch.setattr("polydraft.drafters.heads.eagle_head.AT_ONCE", at_once)
-    for chunk in (None, 1, 4):
-        state, _ = begun(drafter, target, PROMPTS, chunk)
-        torch.testing.assert_close(rows_below(drafter, state, text_of(PROMPTS), drafts), whole, atol=1e-6, rtol=0)
+    check_chunks(drafter_of(name), target, PROMPTS, at_once, monkeypatch)
 
 
 @pytest.mark.parametrize("policy", [Widths((3, 2, 1)), BestFirst(9), Chain(6)], ids=repr)
 @pytest.mark.parametrize("name", ["two layers", "recurrent", "blocks of three"])
 def test_steps_leave_what_a_fresh_start_makes(name: str, policy: TreePolicy, target: PreTrainedModel) -> None:
-    drafter, rows = drafter_of(name), [list(row) for row in PROMPTS]
-    state, drafts = stepped(drafter, target, rows, policy, 4), [[5, 7, 1]] * 3
-    fresh = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
-    torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
-    newcomer = [8, 8, 2, 0, 6]
-    state, rows[1] = put_row(cut(state, 1, 0), 1, begun(drafter, target, [newcomer])[0]), newcomer
-    fresh = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
-    torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
+    check_steps(drafter_of(name), target, policy)
 
 
 @pytest.mark.long(2)
 @pytest.mark.parametrize("policy", [Widths((3, 2, 1, 1)), BestFirst(12), Chain(5)], ids=repr)
 @pytest.mark.parametrize("name", ["published", "blocks of three"])
 def test_greedy_text_is_the_models(name: str, policy: TreePolicy, target: PreTrainedModel) -> None:
-    drafter = drafter_of(name)
-    options: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}
-    plain: list[Any] = [polydraft.generate(target, [row], drafter="none", **options) for row in PROMPTS]
-    alone = [one.sequences[0].tolist() for one in plain]
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in PROMPTS])
-    given: dict[str, Any] = {"attention_mask": mask, "pad_token_id": 0, "drafter": drafter, "policy": policy, **options}
-    found: Any = polydraft.generate(target, ids, **given)
-    assert not found.statistics.fallback and found.statistics.drafted > 0
-    for row, prompt in enumerate(PROMPTS):
-        assert found.sequences[row, width - len(prompt) :].tolist() == alone[row]
-    many = polydraft.generate_many(target, [*PROMPTS, PROMPTS[0][:5]], batch_size=2, drafter=drafter, **options)
-    texts = {one.name: one.tokens for one in many}
-    assert [texts[row] for row in range(3)] == [one[len(PROMPTS[row]) :] for row, one in enumerate(alone)]
-    heat: dict[str, Any] = {"drafter": drafter, "policy": policy, "temperature": 1.0, "seed": 3, "max_new_tokens": 9}
-    together: Any = polydraft.generate(target, torch.tensor([PROMPTS[0][:3], PROMPTS[1]]), **heat)
-    single: Any = polydraft.generate(target, [PROMPTS[0][:3]], **heat)
-    assert together.sequences[0].tolist() == single.sequences[0].tolist()
+    check_greedy(drafter_of(name), target, policy)
 
 
 @pytest.mark.parametrize("recurs", [False, True])

@@ -10,8 +10,8 @@ import torch
 from doubles import tiny_model
 from heads import spire_drafter
 from safetensors.torch import load_file
-from test_eagle import ANATOMY, PROMPTS, VOCAB, begun, part, plain_layer, randomly, rms, rows_below, stepped, text_of
-from test_falcon import changed
+from test_eagle import ANATOMY, PROMPTS, VOCAB, begun, part, plain_layer, randomly, rms, rows_below, text_of
+from test_falcon import changed, check_chunks, check_greedy, check_steps, tree_logits
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -24,12 +24,10 @@ from polydraft.drafters.heads.formats.spire_folders import write_spire
 from polydraft.drafters.itself.spire import SpireHead
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, UnsupportedModel
 from polydraft.models import HuggingFaceModel
-from polydraft.rows import cut
-from polydraft.rows import put as put_row
 from polydraft.training.heads.losses.eagles import EagleLoss, MtpTraining
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.pruning import pruned
-from polydraft.trees import Frontier, TreePolicy
+from polydraft.trees import TreePolicy
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "usual": {"sinks": 2, "window": 3},
@@ -80,26 +78,12 @@ def path_row(target: Any, drafter: Any, text: Sequence[int], path: Sequence[int]
     return made @ rows.T
 
 
-def tree_logits(drafter: Any, state: Any, rows: list[list[int]]) -> dict[tuple[int, ...], Tensor]:
-    """Return the logits of every node of the tree of all paths, by its path: "b v"."""
-    grown, _ = drafter.network.root(state.memory, text_of(rows), state.ends)
-    found, nodes = dict[tuple[int, ...], Tensor](), list[tuple[int, ...]]()
-    for depth in range(len(PATHS[0]) + 1):
-        now = [*dict.fromkeys(path[:depth] for path in PATHS)]
-        start, nodes = len(nodes), [*nodes, *now]
-        ids = torch.tensor([[path[-1] if path else row[-1] for path in now] for row in rows])
-        above = torch.tensor([[path[: len(one)] == one for one in nodes] for path in now])
-        frontier = Frontier(range(start, len(nodes)), ids, depth, above.expand(len(rows), -1, -1))
-        found |= dict(zip(now, grown.logits(frontier).unbind(1), strict=True))
-    return found
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_rows_of_trees_are_those_of_the_formula(name: str, target: PreTrainedModel) -> None:
     drafter, rows = drafter_of(name), [LONG, *PROMPTS]
     state, _ = begun(drafter, target, rows)
-    for path, logits in tree_logits(drafter, state, rows).items():
+    for path, logits in tree_logits(drafter, state, rows, PATHS).items():
         for row, text in enumerate(rows):
             wanted = path_row(target, drafter, text, path)
             torch.testing.assert_close(logits[row].double(), wanted, atol=1e-5, rtol=1e-5)  # angles in float32
@@ -109,7 +93,7 @@ def test_rows_of_trees_are_those_of_the_formula(name: str, target: PreTrainedMod
 @torch.no_grad()
 def test_a_detail_done_otherwise_gives_other_rows(swap: str, target: PreTrainedModel) -> None:
     drafter, path = drafter_of("usual"), PATHS[0]
-    found = tree_logits(drafter, begun(drafter, target, [LONG])[0], [LONG])[path][0]
+    found = tree_logits(drafter, begun(drafter, target, [LONG])[0], [LONG], PATHS)[path][0]
     assert float((found - path_row(target, drafter, LONG, path, swap)).abs().max()) > 1e-3
 
 
@@ -141,7 +125,7 @@ def test_all_layers_and_all_keys_without_feedback_are_the_target(kind: str) -> N
     drafter = HeadDrafter(pruned(model, 3, window=None, feedback=False).double().eval(), HeadEnds())
     rows = [*PROMPTS]
     state, _ = begun(drafter, model, rows)
-    for path, logits in tree_logits(drafter, state, rows).items():
+    for path, logits in tree_logits(drafter, state, rows, PATHS).items():
         for row, text in enumerate(rows):
             wanted = model(torch.tensor([[*text, *path]])).logits[0, -1]
             torch.testing.assert_close(logits[row].double(), wanted, atol=1e-4, rtol=1e-4)
@@ -179,47 +163,20 @@ def test_targets_of_other_kinds_are_refused() -> None:
 def test_prompts_in_chunks_are_prompts(
     name: str, at_once: int, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter, rows, drafts = drafter_of(name), [LONG, *PROMPTS], [[5, 7, 1]] * 4
-    whole = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
-    monkeypatch.setattr("polydraft.drafters.heads.eagle_head.AT_ONCE", at_once)
-    for chunk in (None, 1, 4):
-        state, _ = begun(drafter, target, rows, chunk)
-        torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), whole, atol=1e-6, rtol=0)
+    check_chunks(drafter_of(name), target, [LONG, *PROMPTS], at_once, monkeypatch)
 
 
 @pytest.mark.parametrize("policy", [Widths((3, 2, 1)), BestFirst(9), Chain(6)], ids=repr)
 @pytest.mark.parametrize("name", ["usual", "all keys"])
 def test_steps_leave_what_a_fresh_start_makes(name: str, policy: TreePolicy, target: PreTrainedModel) -> None:
-    drafter, rows = drafter_of(name), [list(row) for row in PROMPTS]
-    state, drafts = stepped(drafter, target, rows, policy, 4), [[5, 7, 1]] * 3
-    fresh = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
-    torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
-    newcomer = [8, 8, 2, 0, 6]
-    state, rows[1] = put_row(cut(state, 1, 0), 1, begun(drafter, target, [newcomer])[0]), newcomer
-    fresh = rows_below(drafter, begun(drafter, target, rows)[0], text_of(rows), drafts)
-    torch.testing.assert_close(rows_below(drafter, state, text_of(rows), drafts), fresh, atol=1e-5, rtol=0)
+    check_steps(drafter_of(name), target, policy)
 
 
 @pytest.mark.long(2)
 @pytest.mark.parametrize("policy", [None, Widths((3, 2, 1)), BestFirst(9), Chain(5)], ids=repr)
 @pytest.mark.parametrize("name", ["usual", "no feedback"])
 def test_greedy_text_is_the_models(name: str, policy: TreePolicy | None, target: PreTrainedModel) -> None:
-    drafter = drafter_of(name)
-    options: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}
-    plain: list[Any] = [polydraft.generate(target, [row], drafter="none", **options) for row in PROMPTS]
-    alone, width = [one.sequences[0].tolist() for one in plain], max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in PROMPTS])
-    given: dict[str, Any] = {"drafter": drafter, "policy": policy, **options}
-    found: Any = polydraft.generate(target, ids, attention_mask=mask, pad_token_id=0, **given)
-    assert not found.statistics.fallback and found.statistics.drafted > 0
-    for row, prompt in enumerate(PROMPTS):
-        assert found.sequences[row, width - len(prompt) :].tolist() == alone[row]
-        single: Any = polydraft.generate(target, [prompt], **given)
-        assert single.sequences[0].tolist() == alone[row]
-    many = polydraft.generate_many(target, [*PROMPTS, PROMPTS[0][:5]], batch_size=2, **given)
-    texts = {one.name: one.tokens for one in many}
-    assert [texts[row] for row in range(3)] == [one[len(PROMPTS[row]) :] for row, one in enumerate(alone)]
+    check_greedy(drafter_of(name), target, policy)
 
 
 # Folders.

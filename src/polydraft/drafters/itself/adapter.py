@@ -27,7 +27,7 @@ from polydraft.drafters.heads.drafter import MadeFor
 from polydraft.drafters.heads.sublayers import Anatomy, Attention, HeadCache, Norm, Seen
 from polydraft.drafters.model import SAMPLED, check_listed, draft_rows, listed
 from polydraft.errors import InvalidParameter, TargetMismatch, UnsupportedModel
-from polydraft.models import Cache, Facts, Forward, LanguageModel, Layer, LayerSet, without_head
+from polydraft.models import Cache, Facts, Forward, LanguageModel, LayerSet, without_head
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import parts, shared
@@ -238,13 +238,11 @@ class _AdaptedModel(LanguageModel):
         cache: Cache,
         starts: Int[Tensor, "b"],
         *,
-        hidden_layers: tuple[Layer, ...] = (),
         logits_to_keep: int = 0,
-        embeddings: Float[Tensor, "b n d"] | None = None,
+        **named: Any,
     ) -> Forward:
-        passed = self.first.forward(
-            tokens, positions, mask, cache, starts, hidden_layers=(self.exit_layer,), logits_to_keep=1
-        )
+        named |= {"hidden_layers": (self.exit_layer,), "logits_to_keep": 1}
+        passed = self.first.forward(tokens, positions, mask, cache, starts, **named)
         states = passed.hidden[self.exit_layer]
         slots = starts.to(tokens.device).unsqueeze(-1) + arange(tokens.shape[1], device=tokens.device)
         own = states.to(self.keys.keys.dtype)

@@ -361,7 +361,7 @@ def _written_third(
     tensors["lm_head.weight"] = output_rows_of(ends, target)
     if ends.embed_tokens is not None:
         tensors["embed_tokens.weight"] = ends.embed_tokens.weight
-    sizes = layer_sizes(head, target)
+    sizes = layer_sizes(head.anatomy, head.depth, target)
     narrow = head.target_width == head.anatomy.width
     final, raw = head.reads == ("final",), not head.norms.rows
     if speculators and (final or raw):
@@ -399,7 +399,11 @@ def _numbered(name: str) -> str:
 def _written_first(
     head: Eagle1Head, ends: HeadEnds, target: LanguageModel, speculators: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    tensors, sizes, bias = dict(head.state_dict()), layer_sizes(head, target), head.fc.bias is not None
+    tensors, sizes, bias = (
+        dict(head.state_dict()),
+        layer_sizes(head.anatomy, head.depth, target),
+        head.fc.bias is not None,
+    )
     if not speculators:
         if head.normed:
             raise InvalidParameter("Only speculators has a form for EAGLE-1's heads with layer norms.")
@@ -417,9 +421,8 @@ def _written_first(
     return {**speculator("eagle", "EagleSpeculator", **PROPOSAL), **table}, named
 
 
-def layer_sizes(head: EagleHead, target: LanguageModel) -> dict[str, Any]:
-    """Return the sizes of the layers, under Hugging Face's names."""
-    own = head.anatomy
+def layer_sizes(own: Anatomy, depth: int, target: LanguageModel) -> dict[str, Any]:
+    """Return the sizes of so many layers, under Hugging Face's names."""
     named = {"model_type": "qwen3" if own.normed else "llama", "attention_bias": own.output_bias, "qkv_bias": own.bias}
     vocab = target.facts.vocab_size
-    return {**sizes_of(own, head.depth), **named, "tie_word_embeddings": False, "vocab_size": vocab}
+    return {**sizes_of(own, depth), **named, "tie_word_embeddings": False, "vocab_size": vocab}

@@ -78,6 +78,6 @@ def write_falcon(
     if ends.tokens is not None or ends.lm_head is not None:
         raise InvalidParameter("Folders of Falcon's hold heads that draft from all of their target's output rows.")
     own = {"k_mask": head.block, "bias": head.lstm.bias, "recurs": head.recurs}
-    config = {"architectures": ["FalconDraftModel"], **layer_sizes(head, target), **own}
+    config = {"architectures": ["FalconDraftModel"], **layer_sizes(head.anatomy, head.depth, target), **own}
     tensors = {**head.state_dict(), "embed_tokens.weight": embeddings_of(ends, target)}
     write_head(folder, config, tensors, ends, target, dtype, card)

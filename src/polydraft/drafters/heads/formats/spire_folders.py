@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds
-from polydraft.drafters.heads.formats.eagle_folders import anatomy_of
+from polydraft.drafters.heads.formats.eagle_folders import anatomy_of, layer_sizes
 from polydraft.drafters.heads.formats.folder_fields import (
     Fields,
     Shapes,
     Tensors,
     classes_of,
     draft_tokens,
-    sizes_of,
     target_tokens,
     write_head,
 )
@@ -74,10 +73,12 @@ def write_spire(
     Raises:
         CheckpointError: it cannot be written.
     """
-    head, facts = drafter.network, target.facts
+    head = drafter.network
     seen = {"attention_sinks": head.sinks, "attention_window": head.window, "feedback": head.feedback is not None}
-    named = {"architectures": [CLASS], "model_type": "qwen3" if head.anatomy.normed else "llama"}
-    bias = {"attention_bias": head.anatomy.output_bias, "qkv_bias": head.anatomy.bias}
-    made_for = {"vocab_size": facts.vocab_size, "num_target_layers": facts.layers}
-    config = {**named, **sizes_of(head.anatomy, head.depth), **bias, **seen, **made_for}
+    config = {
+        "architectures": [CLASS],
+        **layer_sizes(head.anatomy, head.depth, target),
+        **seen,
+        "num_target_layers": target.facts.layers,
+    }
     write_head(folder, config, head.state_dict(), drafter.ends, target, dtype, card)
