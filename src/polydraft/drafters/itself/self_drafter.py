@@ -62,7 +62,7 @@ class SelfDrafter(Drafter):
     Args:
         view: the view.
         resumes: whether the full pass goes on from the states at the view's exit. The last drafts must run through its
-            layers first, which costs what it spares but for late exits.
+            layers first, so that it spares no weights, and some per cent of a step (docs/itself.md).
 
     Raises:
         InvalidParameter: the view is none, or it resumes where there are no such states; or, at the start, if more keys
