@@ -288,7 +288,6 @@ def chosen_method(choices: Choices, target: HuggingFaceModel, params: SamplingPa
     check_crowd(target, drafter)
     usual = default_policy(drafter, params)
     unable = without_branches(target, drafter)
-    check_target(drafter, target)
     usual = usual if unable is None else as_chain(usual)
     if isinstance(policy, LearningPolicy):
         policy.suited(usual)
@@ -341,7 +340,7 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
     What lies on this machine is a model; a text like a drafter's word is a slip of it; any other is asked of the hub.
 
     Raises:
-        InvalidParameter: it is none of these.
+        InvalidParameter: it is none of these, or a view that the target cannot have.
         CheckpointError: no model can be loaded by that name.
         StoreError: a drafter's store cannot be used.
         VocabularyMismatch: a draft model's tokens are others.
@@ -353,6 +352,8 @@ def chosen_drafter(given: object, target: HuggingFaceModel, *, compile: bool = F
         return as_drafter(_loaded(given, target.model), compile=compile)
     if isinstance(given, nn.Module):
         check_same_source(target.model, given)
+    elif isinstance(given, Drafter) and not isinstance(given, type) and not target.facts.remembers:
+        check_target(given, target)
     if isinstance(given, nn.Module) or (isinstance(given, Drafter) and not isinstance(given, type)):
         return as_drafter(cast(Drafter | nn.Module, given), compile=compile)
     if isinstance(given, Pair):
