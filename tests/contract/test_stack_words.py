@@ -154,8 +154,9 @@ def test_load_and_the_command_line_take_a_stack(
 
 UNFIT: dict[str, tuple[type[PolydraftError], str]] = {
     "pair-draft < pair-draft < pair-draft < ngram": (InvalidParameter, "at most 3 drafters"),
-    "ngram < pair-draft": (InvalidParameter, "must be a model, or a drafter with a view"),
-    "pair-head < ngram": (InvalidParameter, "must be a model, or a drafter with a view"),
+    "ngram < pair-draft": (InvalidParameter, "must be a model, or one view of the target"),
+    "pair-head < ngram": (InvalidParameter, "must be a model, or one view of the target"),
+    "pair-draft < self:exit=9": (InvalidParameter, "Exits lie behind 1 to 2 layers of this model, not behind 9"),
     "pair-draft@2 pair-head@2": (InvalidParameter, "reads the target's hidden states"),
     "pair-draft@2 route@2": (InvalidParameter, "drafts rows apart"),
     "pair-draft < route-first": (CheckpointError, "did you mean the drafter route-first"),

@@ -124,14 +124,14 @@ def in_few_bits(model: PreTrainedModel, word: str) -> PreTrainedModel:
     """
     name, head = type(model).__name__, cast(Any, model).get_output_embeddings()
     bits = f"{WORDS[KINDS[word].bits]} bits"
-    is_quantised = getattr(model.config, "quantization_config", None) is not None
-    check_roundable(word, name, model.device, is_quantised=is_quantised)
-    if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
-        raise UnsupportedModel(f"{name} has no linear layers of torch's that could have {bits}.")
     if is_offloaded(model):
         raise UnsupportedModel(
             f"Weights of this {name} are offloaded, so none of {bits} can be made; load the model on one device."
         )
+    is_quantised = getattr(model.config, "quantization_config", None) is not None
+    check_roundable(word, name, model.device, is_quantised=is_quantised)
+    if not any(isinstance(one, nn.Linear) and one is not head for one in model.modules()):
+        raise UnsupportedModel(f"{name} has no linear layers of torch's that could have {bits}.")
     made = sharing_copy(model)
     for place, module in list(made.named_modules()):
         if isinstance(module, nn.Linear) and not isinstance(module, FewBits):

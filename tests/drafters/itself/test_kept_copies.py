@@ -270,20 +270,29 @@ MADE = {"cohere2": lambda: built("cohere2", {"vocab_size": 24}), "deepseek_v32":
 @pytest.mark.parametrize(
     ("keys", "name", "told"),
     [
-        (Snap(500), "llama", "keys=snap:500 chooses 500 keys, but the target's context has 128"),
-        (Recent(), "llama", "chooses 256 keys, but the target's context has 128"),
-        (Snap(8), "bloom", "cannot branch has no keys to draft from in part"),
         (Recent(1, 4), "deepseek_v32", "layers choose what they attend to cannot be read over few keys"),
         (Snap(8), "cohere2", "passes hand out no queries, by which these keys are chosen"),
     ],
 )
 def test_what_cannot_be_viewed_is_written_without_drafts(keys: Keys, name: str, told: str) -> None:
-    model = tiny_model(name) if name in ("llama", "bloom") else MADE[name]()
-    ids = torch.tensor([PROMPTS[0]])
+    model, ids = MADE[name](), torch.tensor([PROMPTS[0]])
     plain = polydraft.generate(model, ids, drafter="none", max_new_tokens=6, **GREEDY)
     with pytest.warns(RuntimeWarning, match=told):
         found = polydraft.generate(model, ids, drafter=few(keys), policy=3, max_new_tokens=6, **GREEDY)
     assert torch.equal(found.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "told"),
+    [
+        (Snap(500), "llama", "keys=snap:500 chooses 500 keys, but the target's context has 128"),
+        (Recent(), "llama", "chooses 256 keys, but the target's context has 128"),
+        (Snap(8), "bloom", "cannot branch has no keys to draft from in part"),
+    ],
+)
+def test_keys_that_a_model_cannot_have_are_refused(keys: Keys, name: str, told: str) -> None:
+    with pytest.raises(polydraft.errors.PolydraftError, match=told):
+        polydraft.generate(tiny_model(name), torch.tensor([PROMPTS[0]]), drafter=few(keys), max_new_tokens=6)
 
 
 def test_recurrent_models_are_refused() -> None:
