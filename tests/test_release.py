@@ -104,7 +104,7 @@ def test_the_container_is_built_from_files_that_there_are() -> None:
     assert sent[0] == "*" and {line[1:] for line in sent if line.startswith("!")} == {*named}, "nothing else is sent"
     order = [
         text.index(word)
-        for word in ("install --quiet --no-cache-dir -c /tmp/constraints.txt --index-url", "[serve,gguf]", "USER")
+        for word in ("install --quiet --no-cache-dir -c /tmp/constraints.txt --extra-index-url", "[serve,gguf]", "USER")
     ]
     assert order == sorted(order), "torch for CPUs first, and rights are given up last"
 
