@@ -6,7 +6,7 @@ with one model more. In Python, importing it is enough: `lm_eval.simple_evaluate
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,11 +26,6 @@ except ImportError as error:
     ) from error
 
 
-class _Spelling(Protocol):
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def batch_decode(self, sequences: Tensor) -> list[str]: ...
-
-
 class StopsOfRow:
     """Ends a row where a stop string stands in its new text, as lm-eval's criterion does for all rows together.
 
@@ -45,7 +40,7 @@ class StopsOfRow:
 
     stateless = True
 
-    def __init__(self, tokenizer: _Spelling, strings: Sequence[str], begin: int) -> None:
+    def __init__(self, tokenizer: Any, strings: Sequence[str], begin: int) -> None:
         self._tokenizer, self._strings, self._begin = tokenizer, [one for one in strings if one], begin
         lengths = [len(tokenizer.encode(one, add_special_tokens=False)) for one in self._strings]
         self._window = 2 + max(lengths, default=0)  # a text may spell a string in more tokens, as lm-eval says
