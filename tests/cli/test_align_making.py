@@ -71,7 +71,9 @@ def test_a_draft_is_tuned_judged_and_loads(here: Path) -> None:
     pair = polydraft.load("target", "made")
     prompt = pair.tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
     drafted, plain = (
-        polydraft.generate(pair.target, prompt, drafter=one, do_sample=False, max_new_tokens=12).sequences.tolist()
+        torch.as_tensor(
+            polydraft.stream(pair.target, prompt, drafter=one, do_sample=False, max_new_tokens=12).exhaust().new_tokens
+        ).tolist()
         for one in (pair.draft, None)
     )
     assert drafted == plain
@@ -109,13 +111,13 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
         yield lambda: (here / "made-work" / "main").is_dir() and next(asked) > 0
 
     with pytest.raises(KeyboardInterrupt):
-        run_alignment("target", "draft", PROMPTS, plan(), clock=ticking(), noting=noting)
+        run_alignment("target", "draft", PROMPTS, plan(minutes=0.4), clock=ticking(), noting=noting)
     work = here / "made-work"
     best = kept_best(work)
     assert best is not None and polydraft.load("target", best).draft is not None
     assert [*(work / "main").glob("checkpoint-*")]
     before = json.loads((work / "curve.json").read_text())
-    found = run_alignment("target", "draft", PROMPTS, plan(minutes=0.4), clock=ticking())
+    found = run_alignment("target", "draft", PROMPTS, plan(minutes=0.8), clock=ticking())
     assert len(found.curve) > len(before) and [one.as_dict() for one in found.curve[:2]] == before[:2]
 
 
