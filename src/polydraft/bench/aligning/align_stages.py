@@ -21,6 +21,8 @@ from polydraft.bench.aligning.prompt_split import PromptSplit
 from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
 from polydraft.bench.speed import (
     Arm,
+    Generated,
+    PromptBatch,
     SpeedResults,
     SpeedSettings,
     drafting_arm,
@@ -29,9 +31,11 @@ from polydraft.bench.speed import (
     speed_conditions,
 )
 from polydraft.drafters import Drafter, drafter_of
+from polydraft.engine.choices import default_policy
 from polydraft.engine.load import draft_for
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import HuggingFaceModel, Layer, Pair
+from polydraft.probs import SamplingParams
 from polydraft.training.alignment.draft_forms import FORMS, TUNED, DraftForm, Material, seeded
 from polydraft.training.alignment.held_out import HeldOutTexts
 from polydraft.training.heads.head_making import end_ids_of
@@ -229,11 +233,10 @@ class AlignStages:
         model = self.pair.target
         arms = [plain_arm(model), drafting_arm(FROM_TEXT, model, None)]
         if self.pair.draft is not None:
-            arms.append(drafting_arm(GIVEN, model, self.pair.draft))
+            arms.append(usual_arm(GIVEN, model, self.pair.draft))
         with suppress(PolydraftError):  # where its weights cannot be rounded so, nobody had it
             arms.append(drafting_arm(ROUNDED, model, draft_for(ROUNDED, model)))
-        made = drafting_arm(AFTER, model, draft_for(folder, model))
-        return [*arms, replace(made, description=folder.name)]
+        return [*arms, replace(usual_arm(AFTER, model, draft_for(folder, model)), description=folder.name)]
 
     def _written(self, made: Alignment, text: WrittenShards) -> Alignment:
         """Write the folder of the best draft, with its card and its curve."""
@@ -257,3 +260,18 @@ class AlignStages:
         (out / "README.md").write_text(card_of(facts, made.curve, verdict))
         (out / "curve.svg").write_text(curve_svg(made.curve))
         return replace(made, minutes=self.budget.used / 60)
+
+
+def usual_arm(name: str, model: Any, draft: Any) -> Arm:
+    """Return an arm whose trees are the usual ones of its drafter at each temperature, with the usual rule.
+
+    `generate` fits trees to what passes take when a draft is first used. A busy moment then would decide for a whole
+    comparison, which no interval over prompts shows.
+    """
+    drafter = draft if isinstance(draft, Drafter) else drafter_of(draft)
+
+    def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
+        policy = default_policy(drafter, SamplingParams(temperature=temperature))
+        return drafting_arm(name, model, drafter, policy=policy).run(batch, temperature, max_new_tokens, seed)
+
+    return Arm(name, run)

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,8 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
     for number, (form, loss) in enumerate(arms):
         if number < len(trials):
             continue
+        if trials and budget.over(TRIED):
+            break
         draft, texts = distilling.new(form, loss), distilling.learnt(form)
         if form.word == TUNED and not number:
             _keep_start(distilling, draft, form)
@@ -145,7 +147,7 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
         folder, last = work.path / f"trial-{number}", _Last(steps, budget.used + SLOWER * seconds, budget)
         distilling.run(draft, form, recipe, folder, last)
         shutil.rmtree(folder, ignore_errors=True)
-        point = distilling.point(draft, steps)
+        point = distilling.point(draft, last.taken[-1])
         value = distilling.costs[form.word].value(point.score)
         if all(value > one["value"] for one in trials):
             write_weights(draft.training, work.path / BEGUN)
@@ -157,13 +159,15 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
 
 @dataclass(frozen=True)
 class _Last:
-    """Tells of a step whether it was a trial's last one: by its number, or since it took too long."""
+    """Tells of a step whether it was a trial's last one, by its number or by the clock, and keeps which were taken."""
 
     steps: int
     latest: float
     budget: Budget
+    taken: list[int] = field(default_factory=list)
 
     def __call__(self, step: int) -> bool:
+        self.taken.append(step)
         return step >= self.steps or self.budget.used > self.latest
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polydraft.bench.aligning import Alignment, AlignPlan, curve_lines, kept_best, run_alignment
 from polydraft.cli.clashes import read_asked, refuse_clashes
-from polydraft.cli.printing import console, print_json_line
+from polydraft.cli.printing import console, counted, print_json_line
 from polydraft.cli.process import NO_BETTER, noted_interruption, stopped
 from polydraft.errors import ResultsError
 from polydraft.options.commands.align_options import AlignOptions
@@ -77,7 +77,10 @@ def show(found: Alignment) -> None:
             own.print(line, soft_wrap=True)
     for one in found.verdict.judged:
         speeds = ", ".join(f"{name} {value.mean:.2f}x" for name, value in one.over_plain.items())
-        own.print(f"Temperature {one.temperature:g}, over plain decoding on {one.prompts} prompts: {speeds}.")
+        own.print(
+            f"Temperature {one.temperature:g}, over plain decoding on {counted(one.prompts, 'prompt')}: {speeds}.",
+            soft_wrap=True,
+        )
     own.print(f"{found.verdict.word}: {found.verdict.reason}", soft_wrap=True)
     if found.folder is not None:
         own.print(f"The draft is in {found.folder}, with its card and curve.svg.", soft_wrap=True)
