@@ -70,7 +70,7 @@ class Ranks:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to hear
         place: dict[str, Any] = {}
         if self._folder is not None:
-            store = dist.FileStore(str(self._folder / "met"), self.count)  # pyright: ignore[reportPrivateImportUsage]  public, but not listed
+            store = dist.FileStore(str(self._folder / "met"), self.count)  # pyright: ignore[reportPrivateImportUsage]
             place = {"store": store, "rank": self.rank}
             place["world_size"] = self.count
             self._gather(self._folder)
