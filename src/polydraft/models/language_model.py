@@ -93,7 +93,7 @@ class Queries:
     widths: tuple[int, ...]
 
     @classmethod
-    def of(cls, noted: Sequence[Float[Tensor, "b q h"]]) -> "Queries | None":
+    def of(cls, noted: Sequence[Float[Tensor, "b q _"]]) -> "Queries | None":
         """Join what layers have noted, in their order; None of none."""
         return cls(torch.cat(list(noted), -1), tuple(one.shape[-1] for one in noted)) if noted else None
 
