@@ -168,7 +168,7 @@ def test_sampled_texts_follow_the_law(tmp_path: Path) -> None:
 
     report = check(texts, alone.target, [[1, 2, 3]], new_tokens=2, batch_size=50, most_samples=2000)
     ended(shared.target)
-    assert not report.deviates and report.samples == 2000
+    assert report.passed and report.samples == 2000
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ class ElsewhereModel(HuggingFaceModel):
         entering = None if embeddings is None else sent(embeddings, there)
         named: dict[str, Any] = {"hidden_layers": hidden_layers, "logits_to_keep": logits_to_keep}
         found = super().forward(tokens, positions, mask, cache, starts, embeddings=entering, **named)
-        hidden = {layer: states.to(self.home) for layer, states in found.hidden.items()}
+        hidden: dict[Layer, Tensor] = {layer: states.to(self.home) for layer, states in found.hidden.items()}
         return Forward(found.logits.to(self.home), hidden)
 
     def embedded(self, tokens: Int[Tensor, "b n"], table: Float[Tensor, "e d"] | None = None) -> Float[Tensor, "b n d"]:
