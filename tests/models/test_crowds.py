@@ -23,6 +23,7 @@ import polydraft
 from polydraft.errors import UnsupportedModel
 from polydraft.models import HuggingFaceModel
 from polydraft.models.tiny import tiny_of_type
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.served import load_served
 
 NEW = 20
@@ -193,7 +194,7 @@ def test_the_server_refuses_such_a_model(monkeypatch: pytest.MonkeyPatch) -> Non
     pair = SimpleNamespace(target=dynamic(), draft=None, tokenizer=None)
     monkeypatch.setattr("polydraft.server.worker.served.load", lambda *_, **__: pair)
     with pytest.raises(UnsupportedModel, match="texts that are written side by side would change each other"):
-        load_served(SimpleNamespace(target="a", draft=None, dtype="auto", device="cpu", weights=None))  # type: ignore[arg-type]
+        load_served(Settings(target="a", device="cpu"))
 
 
 def test_as_a_draft_model_it_is_harmless() -> None:

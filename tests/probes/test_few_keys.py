@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 import polydraft
 from polydraft.drafters import Recent, SelfDrafter, View
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, UnsupportedModel
 from polydraft.schemes import IID, TopK, WithoutReplacement
 from polydraft.trees import Chain, TreePolicy, Widths
 from polydraft.verifiers import ByShape, NaiveMatch, Optimal, PathVerifier, TopDown
@@ -88,9 +88,7 @@ def test_senseless_keys_are_refused(keys: tuple[int, int]) -> None:
         Recent(*keys)
 
 
-def test_a_target_that_cannot_branch_goes_on_without_drafts() -> None:
+def test_a_target_that_cannot_branch_is_refused_by_name() -> None:
     ids, target = torch.tensor([[3, 1, 4]]), tiny_model("bloom")
-    plain = polydraft.generate(target, ids, drafter="none", max_new_tokens=4)
-    with pytest.warns(RuntimeWarning, match="cannot branch has no keys to draft from in part"):
-        found = polydraft.generate(target, ids, drafter=SelfDrafter(View(keys=Recent())), max_new_tokens=4)
-    assert torch.equal(found.sequences, plain.sequences)
+    with pytest.raises(UnsupportedModel, match="cannot branch has no keys to draft from in part"):
+        polydraft.generate(target, ids, drafter=SelfDrafter(View(keys=Recent())), max_new_tokens=4)

@@ -70,7 +70,8 @@ def test_what_a_worker_warns_of_is_in_the_log(
     assert (event.kind, event.said) == (workers.WARNED, {"message": "The disk is full."})
     with caplog.at_level(logging.WARNING, logger="polydraft.server"):
         monkeypatch.setattr(logs.LOG, "propagate", True)
-        Desk(Settings(), Metrics("m"))._say(event)
+        desk = Desk(Settings(), Metrics("m"))
+        desk._say(desk.slots[0], event)
     assert ("warning", event.said) in [(one.getMessage(), one.told) for one in caplog.records]  # type: ignore[attr-defined]
 
 

@@ -299,7 +299,8 @@ def test_a_prediction_is_drafted_and_counted(app: TestClient, pair: Pair) -> Non
             answer, parts = ask(app, **body), chunks(app, **body, stream_options={"include_usage": True})
             assert [one["text"] for one in answer["choices"]] == [text] * n
             usage = answer["usage"]["completion_tokens_details"]
-            assert usage == {"accepted_prediction_tokens": n * accepted, "rejected_prediction_tokens": n * rejected}
+            predictions = {"accepted_prediction_tokens": n * accepted, "rejected_prediction_tokens": n * rejected}
+            assert usage == {**predictions, "reasoning_tokens": 0}
             assert parts[-1]["usage"]["completion_tokens_details"] == usage
             told = answer["metrics"]["speculative_decoding"]["sources"]["prediction"]
             assert told["accepted"] == n * drafts <= n * accepted
