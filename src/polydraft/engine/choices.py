@@ -142,10 +142,12 @@ def as_drafter(drafter: Drafter | nn.Module, *, compile: bool = False) -> Drafte
     """Turn what users pass into a drafter: a model drafts as it was trained to (`drafter_of`), compiled if asked."""
     if not isinstance(drafter, nn.Module):
         return drafter
-    if compile and getattr(drafter, HOME, None) is not None:
-        raise InvalidParameter("A draft model on a device of its own is not compiled; leave compile out.")
-    model: Any = draft_model(drafter, compile=True) if compile else drafter
-    return ModelDrafter(model) if MASKED.isdisjoint(vars(getattr(drafter, "config", drafter))) else drafter_of(model)
+    if getattr(drafter, HOME, None) is not None:
+        if compile:
+            raise InvalidParameter("A draft model on a device of its own is not compiled; leave compile out.")
+        return drafter_of(drafter)
+    model = draft_model(drafter, compile=True) if compile else HuggingFaceModel(drafter)
+    return ModelDrafter(model) if MASKED.isdisjoint(vars(model.model.config)) else drafter_of(model)
 
 
 def without_branches(target: LanguageModel, drafter: Drafter) -> str | None:
