@@ -156,9 +156,70 @@ def test_many_tools_and_names_that_hold_marks() -> None:
         ("glm", Tool("f", {"anyOf": [{}]}, strict=True), "Arguments with anyOf cannot be held"),
         ("pythonic", Tool("f", {"properties": {"a": {"contains": {}}}}, strict=True), "Arguments with contains cannot"),
         ("pythonic", Tool("f", {"properties": {"a": {"$ref": "#/$defs/x"}}}, strict=True), "which is not in it"),
+        (
+            "pythonic",
+            Tool("f", {"properties": {"from": {}}}, strict=True),
+            "An argument named 'from' cannot be written",
+        ),
+        ("gemma", Tool("f", {"properties": {"a=1, b": {}}}, strict=True), "cannot be written in calls as in Python"),
+        ("pythonic", Tool("f", {"anyOf": [{}], "properties": {}}, strict=True), "Arguments with anyOf cannot be held"),
+        ("pythonic", Tool("f", {"properties": {"a": {"type": "string", "enum": [1]}}}, strict=True), "has the type"),
+        (
+            "pythonic",
+            Tool("f", {"properties": {"a": {"type": "string", "anyOf": [{}]}}}, strict=True),
+            "put type into its parts",
+        ),
+        ("qwen-coder", Tool("f", {"properties": {"x>": {}}}, strict=True), "An argument named 'x>' cannot be written"),
+        ("glm", Tool("f", {"properties": {" x": {}}}, strict=True), "An argument named ' x' cannot be written"),
+        ("glm", Tool("f", {"properties": {"x": {"enum": ["a</arg_value>"]}}}, strict=True), "A value that holds </arg"),
+        ("qwen-coder", Tool("f", {"properties": {}, "required": ["z"]}, strict=True), "requires 'z', which is none of"),
+        (
+            "hermes",
+            Tool("f", {"type": "string"}, strict=True),
+            "must be the schema of an object, not of the type 'string'",
+        ),
     ],
 )
 def test_what_cannot_be_held_to_is_refused(name: str, tool: Tool, said: str) -> None:
     with pytest.raises(InvalidParameter, match=said) as found:
         call_grammar(format_named(name), [tool], {})
     assert str(found.value).endswith(".") and "\n" not in str(found.value)
+
+
+def read(own: ToolFormat, text: str, tools: dict[str, Any]) -> tuple[list[Any], list[bool]]:
+    """Return the arguments of all calls in a text, and which calls are sound."""
+    reader = AnswerReader(own, tools=tools)
+    events = reader.feed(text) + reader.finish()
+    parts = [event.text for event in events if event.kind == "arguments"]
+    return parts, [event.sound for event in events if event.kind == "end"]
+
+
+WRITTEN = {
+    "glm": ("<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>", "</arg_value>"),
+    "qwen-coder": (
+        "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>",
+        "</parameter>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_values_hold_no_end_mark_but_inside_texts_of_json(name: str) -> None:
+    own, (text, mark) = format_named(name), WRITTEN[name]
+    plain = Tool("f", {"properties": {"x": {"type": "string"}}, "required": ["x"]}, strict=True)
+    found = matcher(own, [plain])
+    assert takes(found, text.format("a b")) and not takes(found, text.format(f"a{mark}b"))
+    either = Tool("f", {"properties": {"x": {"type": ["string", "null"]}}, "required": ["x"]}, strict=True)
+    whole = text.format(json.dumps(f"a{mark}b"))
+    assert takes(matcher(own, [either]), whole)
+    parts, sound = read(own, whole, {"f": either.parameters})
+    assert sound == [True] and json.loads("".join(parts)) == {"x": f"a{mark}b"}
+
+
+def test_what_is_no_json_and_what_stands_twice_is_not_sound() -> None:
+    hermes = '<tool_call>\n{"name": "f", "arguments": {"x": NaN}}\n</tool_call>'
+    assert read(format_named("hermes"), hermes, {"f": {}})[1] == [False]
+    text, _ = WRITTEN["glm"]
+    twice = text.replace("\n</tool_call>", "\n<arg_key>x</arg_key>\n<arg_value>2</arg_value>\n</tool_call>").format(1)
+    assert read(format_named("glm"), twice, {"f": {}})[1] == [False]
+    assert not any(read(format_named("pythonic"), "[f(a=1e999)]", {"f": {}})[1])

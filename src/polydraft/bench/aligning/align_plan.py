@@ -8,8 +8,8 @@ from polydraft.bench.aligning.draft_card import CurvePoint
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.aligning.judging import AlignmentVerdict
 from polydraft.bench.speed import SpeedSettings
-from polydraft.errors import InvalidParameter
-from polydraft.training.alignment.draft_forms import draft_form
+from polydraft.errors import InvalidParameter, hint
+from polydraft.training.alignment.draft_forms import FORMS, draft_form
 
 AUTO = "auto"
 LEAST_MINUTES = 0.2
@@ -51,6 +51,10 @@ class AlignPlan:
             raise InvalidParameter(f"At least 1 text is written behind a prompt, not {self.texts}.")
         if self.form != AUTO:
             draft_form(self.form).chosen_losses(self.losses)
+        known = sorted({loss for form in FORMS.values() for loss in form.allowed})
+        for loss in self.losses:
+            if loss not in known:
+                raise InvalidParameter(f"A draft learns by one of {', '.join(known)}, not {loss!r}{hint(loss, known)}.")
         SpeedSettings(temperatures=self.temperatures, max_new_tokens=self.max_new_tokens, seed=self.seed)
         if self.place.resolve() == self.out.resolve():
             raise InvalidParameter("--out and --work are the same folder: the draft belongs into one of its own.")

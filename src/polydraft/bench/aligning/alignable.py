@@ -71,8 +71,8 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
     if given and not _tunes(pair.draft):
         name = pair.draft.name if isinstance(pair.draft, Drafter) else type(pair.draft).__name__
         raise InvalidParameter(
-            f"--draft is a {name}, and draft models alone are tuned; a head goes on learning by `polydraft train head "
-            "KIND --start FOLDER`."
+            f"--draft is {name}, and draft models alone are tuned; a head learns on by `polydraft train head KIND "
+            "--start FOLDER`."
         )
     if given and not all(bool(one.isfinite().all()) for one in pair.draft.parameters()):
         raise InvalidParameter("The draft's weights are no numbers: its folder is damaged.")
@@ -81,7 +81,9 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
     words = ([TUNED] if given else []) + [*UNASKED] if plan.form == AUTO else [plan.form]
     found = [FORMS[word] for word in words if not plan.losses or {*plan.losses} <= {*FORMS[word].allowed}]
     if not found:
-        raise InvalidParameter(f"No form learns by the losses {', '.join(plan.losses)}.")
+        raise InvalidParameter(
+            f"No form that fits learns by {' and '.join(plan.losses)}; name a --form, or other losses."
+        )
     return found
 
 

@@ -47,7 +47,7 @@ def refuse_server_options(options: ConformanceOptions) -> None:
     Raises:
         InvalidParameter: one is given.
     """
-    _refuse(options, OF_SERVERS, "is for a server, and none is named: give --url, or leave it out")
+    _refuse(options, OF_SERVERS, "is for a server, and none is named: give --url too")
 
 
 def _refuse(options: ConformanceOptions, names: tuple[str, ...], said: str) -> None:
@@ -83,7 +83,11 @@ def _check_ways(options: ConformanceOptions) -> None:
     ways = [options.tiny is not None, options.copy is not None, options.trust_logprobs]
     refuse_clashes(
         (
-            sum(ways) != 1,
+            sum(ways) > 1,
+            "--tiny, --copy and --trust-logprobs say differently what the texts should be: give one of them.",
+        ),
+        (
+            not any(ways),
             "--url needs one of --tiny FOLDER, --copy MODEL and --trust-logprobs: what the texts should be.",
         ),
         (options.draft and options.copy is None, "--draft goes with --copy, whose texts may lean towards it."),

@@ -73,6 +73,8 @@ class LateWalk:
         """
         for one in self._grammars():
             self._vocabulary.start(one)
+        if self._late.most is not None and any(self._end.startswith(self._end[by:]) for by in range(1, len(self._end))):
+            raise InvalidParameter("The end mark of reasoning overlaps itself, so reasoning cannot be bounded.")
         if self._late.most is not None and not self._closing:
             raise InvalidParameter(
                 "The tokenizer has no tokens for the end mark of reasoning, so it cannot be bounded."

@@ -1,6 +1,5 @@
 """From an answer's text, as it comes, to its events: what is said, what is thought, and calls of tools."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any, Literal
 from polydraft.models.text.marks import BLANKS, Thinking, find_mark
 from polydraft.models.tools.call_formats import ToolFormat
 from polydraft.models.tools.call_readers import read_call
-from polydraft.models.tools.tape import BrokenCallError, Put, Reading, Tape
+from polydraft.models.tools.tape import BrokenCallError, Put, Reading, Tape, parsed
 
 GAP = 2
 """So many line breaks behind the end of reasoning belong to its mark."""
@@ -115,8 +114,8 @@ class AnswerReader:
     def _end(self, *, whole: bool) -> None:
         """End the call that is being written."""
         try:
-            sound = whole and isinstance(json.loads("".join(self._arguments)), dict)
-        except (ValueError, RecursionError):
+            sound = whole and isinstance(parsed("".join(self._arguments)), dict)
+        except BrokenCallError:
             sound = False
         known = not self._tools or self._name in self._tools
         self._events.append(AnswerEvent("end", index=self._calls - 1, sound=sound and known))

@@ -11,10 +11,12 @@ from polydraft.models.grammar.grammar import OPTIONS, Grammar
 from polydraft.models.grammar.late import literal
 from polydraft.models.tools.call_formats import ToolFormat
 from polydraft.models.tools.call_readers import NAME, is_plain_text
-from polydraft.models.tools.python_rules import PythonRules, is_open
+from polydraft.models.tools.python_rules import TYPES, PythonRules, check_names, is_open, typed
 
 BLANKS = {"whitespace_pattern": "[ \\n]?"}
 """Between the parts of arguments stands one blank at most: JSON allows any number, which small models write."""
+TAGGED = frozenset("<>\n")
+"""What no name of an argument has that stands inside marks."""
 OF_TEXTS = frozenset(("type", "description", "title", "default", "examples", "enum", "const", "$comment"))
 """Keywords of texts that can be held to where a text is written plainly."""
 
@@ -96,7 +98,19 @@ class CallRules:
     def _tagged(self, rule: str, tool: Tool) -> str:
         own, schema, found = self.own, tool.parameters, list[str]()
         wanted, known = schema.get("required") or (), _properties(schema, own)
+        check_names(schema)
+        for key in known:
+            if not key or key != key.strip() or not TAGGED.isdisjoint(key):
+                raise InvalidParameter(
+                    f"An argument named {shown(key)} cannot be written in calls of the format {own.name}; rename it, "
+                    "or leave strict out."
+                )
         if is_open(schema):
+            if schema.get("additionalProperties") not in (None, True):
+                raise InvalidParameter(
+                    f"Arguments with additionalProperties cannot be held to it in calls of the format {own.name}; name "
+                    "them one by one as properties."
+                )
             key = f"{self.literal(own.key_begin)} /[^<>\\n]{{1,256}}/ {self.literal(own.key_end)}"
             self.rules.append(f"{rule}_0: {key} {self._plain(rule, 0, ANY_TEXT, schema)}")
             return f"{rule}_0*"
@@ -120,11 +134,18 @@ class CallRules:
             )
         choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
         if choices:
+            choices = typed(choices, schema)
+            mark = end.strip()
+            if any(mark in one for one in choices):
+                raise InvalidParameter(
+                    f"A value that holds {mark} cannot be written in calls of the format {self.own.name}."
+                )
             return " | ".join(self.literal(str(one) + end) for one in choices).join("()")
-        close = end.rstrip("\n")
-        pattern = re.escape(close).replace("/", "\\/").replace("\\\n", "\\n")
-        self.rules.append(f"{rule}_{number}_text[lazy]: /(?s:.*){pattern}/")
-        return f"{rule}_{number}_text {self.literal(end.removeprefix(close))}"
+        close, mark = end.rstrip("\n"), end.strip()
+        last, inside = (re.escape(one).replace("/", "\\/").replace("\\\n", "\\n") for one in (close, mark))
+        text = f"{rule}_{number}_text"
+        self.rules.append(f"{text}[lazy]: /(?s:.*){last}/ & ~/(?s:.*){inside}(?s:.+)/")
+        return f"{text} {self.literal(end.removeprefix(close))}"
 
 
 def call_grammar(
@@ -145,7 +166,13 @@ def call_grammar(
         InvalidParameter: a schema is none, or has what the format or llguidance cannot hold calls to.
         MissingExtra: llguidance is not installed.
     """
-    held = [one if one.strict else Tool(one.name, ANY_OBJECT) for one in tools]
+    held = [Tool(one.name, {**ANY_OBJECT, **one.parameters} if one.strict else ANY_OBJECT) for one in tools]
+    for one in held:
+        kind = one.parameters["type"]
+        if kind != "object" and (not isinstance(kind, str) or kind in TYPES):
+            raise InvalidParameter(
+                f"The parameters of the tool {one.name} must be the schema of an object, not of the type {shown(kind)}."
+            )
     rules = CallRules(own, special).calls(held, parallel=parallel, behind=behind)
     try:
         return Grammar.lark(rules)

@@ -135,12 +135,15 @@ def _read_tagged(tape: Tape, own: ToolFormat, sink: CallSink, tools: Mapping[str
     _begun(tape, sink, name)
     schemas = (tools.get(name.strip()) or {}).get("properties") or {}
     key_end, *opening = own.key_end.split()
-    before = "{"
+    before, known = "{", set[str]()
     while (yield from tape.has(own.key_begin)):
         key = (yield from tape.until((key_end,))).strip()
+        if key in known:
+            raise BrokenCallError
+        known.add(key)
         for word in opening:
             yield from tape.expect(word)
-        text = yield from tape.until((own.value_end.strip(),))
+        text = yield from _tagged_value(tape, own.value_end.strip(), schemas.get(key))
         if own.key_end.endswith("\n"):
             text = text.removeprefix("\n").removesuffix("\n")
         sink.put(f"{before}{json.dumps(key, ensure_ascii=False)}: {_as_json(text, schemas.get(key))}")
@@ -151,11 +154,23 @@ def _read_tagged(tape: Tape, own: ToolFormat, sink: CallSink, tools: Mapping[str
     sink.put("{}" if before == "{" else "}")
 
 
+def _tagged_value(tape: Tape, end: str, schema: Any) -> Reading:
+    """Return the text of an argument before its end mark, which inside the texts of a JSON value is none."""
+    parts: list[str] = []
+    if isinstance(schema, Mapping) and not is_plain_text(schema):
+        yield from tape.skip_blanks()
+        if tape.left.startswith(("{", "[", '"')):
+            yield from tape.value(parts.append)
+    rest = yield from tape.until((end,))
+    return "".join(parts) + rest
+
+
 def _as_json(text: str, schema: Any) -> str:
     """Return the JSON of an argument: of a text where its schema says so, else of what it is, or of a text."""
     if not is_plain_text(schema):
         try:
-            return json.dumps(parsed(text), ensure_ascii=False)
+            parsed(text)
+            return text.strip()
         except BrokenCallError:
             pass
     return json.dumps(text, ensure_ascii=False)
@@ -186,7 +201,10 @@ def _read_python(tape: Tape, own: ToolFormat, sink: CallSink, tools: Mapping[str
             quote = sign if not quote else "" if quote == sign else quote
         elif not quote and sign != "\\":
             depth += 1 if sign in "([{" else -1
-    arguments = keyword_arguments(tape.text[begun : place - 1])
+    try:
+        arguments = json.dumps(keyword_arguments(tape.text[begun : place - 1]), ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise BrokenCallError from error
     tape.at = place
     _begun(tape, sink, name)
-    sink.put(json.dumps(arguments, ensure_ascii=False))
+    sink.put(arguments)

@@ -1,6 +1,7 @@
 """Arguments of calls as in Python, as rules of a grammar: JSON schemas whose values are Python's literals."""
 
 import json
+import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,20 @@ class PythonRules:
     def keywords(self, schema: Mapping[str, Any]) -> str:
         """Return what matches the arguments of a call: `name=value`, in the schema's order."""
         self._check(schema)
+        check_names(schema)
+        for key in _properties(schema):
+            if not key.isidentifier() or keyword.iskeyword(key):
+                raise InvalidParameter(
+                    f"An argument named {shown(key)} cannot be written in calls as in Python; rename it, or leave "
+                    "strict out."
+                )
+        whole = sorted(schema.keys() & {"$ref", "anyOf", "oneOf", "enum", "const"})
+        if whole or (is_open(schema) and schema.get("additionalProperties") not in (None, True)):
+            named = whole[0] if whole else "additionalProperties"
+            raise InvalidParameter(
+                f"Arguments with {named} cannot be held to it in calls as in Python; name them one by one as "
+                "properties."
+            )
         wanted = schema.get("required") or ()
         pairs = [
             (f"{json.dumps(f'{key}=')} {self.value(one)}", key in wanted) for key, one in _properties(schema).items()
@@ -51,10 +66,16 @@ class PythonRules:
         if "$ref" in schema:
             return self._referred(str(schema["$ref"]))
         if "enum" in schema or "const" in schema:
-            choices = schema["enum"] if "enum" in schema else [schema["const"]]
+            choices = typed(schema["enum"] if "enum" in schema else [schema["const"]], schema)
             return " | ".join(json.dumps(_literal(one), ensure_ascii=False) for one in choices).join("()")
         others = schema.get("anyOf") or schema.get("oneOf")
         if others:
+            beside = sorted(schema.keys() & (OF_SCALARS | {"type", "properties", "required", "items"}))
+            if beside:
+                raise InvalidParameter(
+                    f"A schema with anyOf or oneOf and {beside[0]} beside it cannot be held to in calls as in Python; "
+                    f"put {beside[0]} into its parts."
+                )
             return " | ".join(map(self.value, others)).join("()")
         kinds = schema.get("type")
         if isinstance(kinds, list):
@@ -81,6 +102,7 @@ class PythonRules:
         return f'"[" {inside} "]"' if least else f'"[" ({inside})? "]"'
 
     def _object(self, schema: Mapping[str, Any]) -> str:
+        check_names(schema)
         wanted = schema.get("required") or ()
         if not _properties(schema):
             pair = f'%json {{"type": "string"}} ": " {self.value(schema.get("additionalProperties", True) or True)}'
@@ -137,6 +159,53 @@ class PythonRules:
             raise InvalidParameter(
                 f"Arguments with {strange[0]} cannot be held to it in calls as in Python; leave it out, or strict."
             )
+
+
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+    "array": list,
+    "object": Mapping,
+}
+
+
+def typed(choices: Sequence[Any], schema: Mapping[str, Any]) -> list[Any]:
+    """Return the choices that have the type, or one of the types, that the schema names beside them.
+
+    Raises:
+        InvalidParameter: none has.
+    """
+    kinds = schema.get("type", [*TYPES])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    found = [one for one in choices if any(_has_type(one, kind) for kind in kinds)]
+    if not found:
+        raise InvalidParameter(
+            f"None of the values {shown(choices)} has the type {shown(schema.get('type'))} beside them."
+        )
+    return found
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    whole = kind == "integer" and isinstance(value, float) and value.is_integer()
+    return whole or isinstance(value, TYPES.get(kind, ()))
+
+
+def check_names(schema: Mapping[str, Any]) -> None:
+    """Check that what a schema requires is among its properties.
+
+    Raises:
+        InvalidParameter: it requires a name that it does not describe.
+    """
+    unknown = [name for name in schema.get("required") or () if name not in _properties(schema)]
+    if unknown:
+        raise InvalidParameter(
+            f"A schema requires {shown(unknown[0])}, which is none of its properties; describe it, or leave it out."
+        )
 
 
 def is_open(schema: Mapping[str, Any]) -> bool:

@@ -171,6 +171,10 @@ def parsed(text: str) -> Any:
         BrokenCallError: it is none.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise BrokenCallError from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
