@@ -101,58 +101,6 @@ SHARED = {
 }
 
 
-@pytest.fixture(scope="module", params=SHARED)
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
-    """Return a pair over several processes, and the same in one."""
-    parallel, make = SHARED[request.param]
-    target = make(tmp_path_factory.mktemp("shared"))
-    shared = pair_of(target, parallel)
-    yield shared, pair_of(target)
-    ended(shared.target)
-
-
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {"drafter": "none"},
-    "plain sampled": {"drafter": "none", "temperature": 1.0, "top_k": 0, "seed": 4},
-    "greedy": {"policy": 4},
-    "sampled chain": {"policy": 3, "temperature": 1.0, "top_k": 0, "seed": 1},
-    "sampled tree": {"policy": "2,2,1", "temperature": 0.8, "seed": 2},
-    "planner": {"policy": "auto"},
-    "n-grams": {"drafter": "ngram", "temperature": 0.9, "seed": 6},
-    "several": {"drafter": "merge"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*CALLS, "grammar", "suffix store", "batch"])
-def test_texts_are_those_of_one_process(name: str, both: tuple[Any, Any], tmp_path: Path) -> None:
-    rows = 3 if name == "batch" else 1
-    found = list[Any]()
-    for place, pair in enumerate(both):
-        pair.tokenizer.pad_token = pair.tokenizer.eos_token
-        prompts = pair.tokenizer(list(PROMPTS[:rows]), padding=True, padding_side="left", return_tensors="pt")
-        options: dict[str, Any] = CALLS.get(name, {"policy": "2,1,1", "temperature": 0.7, "seed": 7})
-        if name == "grammar":
-            options = {"grammar": polydraft.Grammar.json_schema(SCHEMA), "tokenizer": pair.tokenizer, "policy": 2}
-        if name == "suffix store":
-            options = {"drafter": f"suffix:{tmp_path / str(place)}", "temperature": 0.8, "seed": 3}
-        options = {"drafter": pair.draft, "max_new_tokens": 24, **options}
-        for _ in range(2 if name == "suffix store" else 1):  # the second text reads what the first one left
-            found.append(polydraft.generate(pair.target, **prompts, **options).sequences.tolist())
-    assert found[: len(found) // 2] == found[len(found) // 2 :]
-
-
-@pytest.mark.slow
-def test_a_shared_target_is_run_by_polydraft_alone(both: tuple[Any, Any]) -> None:
-    model = both[0].target
-    with pytest.raises(UnsupportedModel, match=r"its passes are run by polydraft.generate and its like alone"):
-        model(input_ids=torch.tensor([[1, 2]]))
-    with pytest.raises(UnsupportedModel, match=r"reads the target's states or keys"):
-        polydraft.generate(model, torch.tensor([[1, 2]]), drafter=polydraft.load("pair", "pair-head").draft)
-    with pytest.raises(InvalidParameter, match=r"belongs to a torch\.distributed group already"):
-        polydraft.load("pair", parallel="mlp:2")
-
-
 @pytest.mark.slow
 def test_sampled_texts_follow_the_law(tmp_path: Path) -> None:
     """By `conformance.check`, with its false-alarm rate of 1e-6: 2,000 texts of two tokens from 8."""
@@ -317,3 +265,58 @@ def test_heads_that_do_not_divide_are_said_of_models_that_others_have_loaded(tmp
     script.write_text(IN_STEP.split("for options")[0] + "polydraft.generate(model, ids, max_new_tokens=2)\n")
     found = run(*TORCHRUN, "2", str(script), str(folder))
     assert "has 4 heads and 1 of keys, which 2 ranks cannot share; take a number that divides both" in found.stderr
+
+
+# What shares a target with all tests stands last: a process has one such target at a time.
+@pytest.fixture(scope="module", params=SHARED)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    """Return a pair over several processes, and the same in one."""
+    parallel, make = SHARED[request.param]
+    target = make(tmp_path_factory.mktemp("shared"))
+    shared = pair_of(target, parallel)
+    yield shared, pair_of(target)
+    ended(shared.target)
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": "none"},
+    "plain sampled": {"drafter": "none", "temperature": 1.0, "top_k": 0, "seed": 4},
+    "greedy": {"policy": 4},
+    "sampled chain": {"policy": 3, "temperature": 1.0, "top_k": 0, "seed": 1},
+    "sampled tree": {"policy": "2,2,1", "temperature": 0.8, "seed": 2},
+    "planner": {"policy": "auto"},
+    "n-grams": {"drafter": "ngram", "temperature": 0.9, "seed": 6},
+    "several": {"drafter": "merge"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CALLS, "grammar", "suffix store", "batch"])
+def test_texts_are_those_of_one_process(name: str, both: tuple[Any, Any], tmp_path: Path) -> None:
+    rows = 3 if name == "batch" else 1
+    found = list[Any]()
+    for place, pair in enumerate(both):
+        pair.tokenizer.pad_token = pair.tokenizer.eos_token
+        prompts = pair.tokenizer(list(PROMPTS[:rows]), padding=True, padding_side="left", return_tensors="pt")
+        options: dict[str, Any] = CALLS.get(name, {"policy": "2,1,1", "temperature": 0.7, "seed": 7})
+        if name == "grammar":
+            options = {"grammar": polydraft.Grammar.json_schema(SCHEMA), "tokenizer": pair.tokenizer, "policy": 2}
+        if name == "suffix store":
+            options = {"drafter": f"suffix:{tmp_path / str(place)}", "temperature": 0.8, "seed": 3}
+        options = {"drafter": pair.draft, "max_new_tokens": 24, **options}
+        for _ in range(2 if name == "suffix store" else 1):  # the second text reads what the first one left
+            found.append(polydraft.generate(pair.target, **prompts, **options).sequences.tolist())
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
+@pytest.mark.slow
+def test_a_shared_target_is_run_by_polydraft_alone(both: tuple[Any, Any]) -> None:
+    model = both[0].target
+    with pytest.raises(UnsupportedModel, match=r"its passes are run by polydraft.generate and its like alone"):
+        model(input_ids=torch.tensor([[1, 2]]))
+    with pytest.raises(UnsupportedModel, match=r"reads the target's states or keys"):
+        polydraft.generate(
+            model, torch.tensor([[1, 2]]), drafter=polydraft.load("pair", "pair-head").draft, max_new_tokens=2
+        )
+    with pytest.raises(InvalidParameter, match=r"belongs to a torch\.distributed group already"):
+        polydraft.load("pair", parallel="mlp:2")
