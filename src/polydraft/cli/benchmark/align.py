@@ -1,6 +1,7 @@
 """`polydraft align`: a draft for the user's own target, made and judged; or, with --measure, a draft measured."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import Tensor
@@ -110,9 +111,14 @@ def estimates(found: DraftWorth, seed: int) -> dict[str, list[Estimate]]:
     weights, widening = bootstrap_weights(len(found.tokens), seed), widening_for_few(len(found.tokens))
     tokens = found.tokens.numpy()
     return {
-        rule: [estimate(tokens, calls.numpy(), weights, widening) for calls in found.calls[rule].unbind(-1)]
+        rule: [_possible(estimate(tokens, calls.numpy(), weights, widening)) for calls in found.calls[rule].unbind(-1)]
         for rule in RULES
     }
+
+
+def _possible(one: Estimate) -> Estimate:
+    """Return an interval without what no call can bring: a call brings one token at least."""
+    return one if one.low is None else replace(one, low=max(one.low, 1.0))
 
 
 def as_dict(request: AlignOptions, found: Mapping[float, DraftWorth]) -> dict[str, Any]:

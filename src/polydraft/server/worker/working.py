@@ -4,6 +4,7 @@ import copy
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -149,8 +150,12 @@ def _warm(writing: Writing) -> None:
     for heat, grammar in ((0.0, None), (1.0, None), (0.0, GrammarRequest("json_object"))):
         options = {"temperature": heat, "top_k": 0}
         writing.take(Ask("", ((0,),), seed=0, ignore_eos=True, options=options, grammar=grammar))
-        for _ in range(1 if grammar else WARM_UP):
-            writing.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of JSON that a tiny vocabulary cannot spell
+            for _ in range(1 if grammar else WARM_UP):
+                writing.step()
         writing.cancel("")
 
 
