@@ -151,9 +151,7 @@ def _warm(writing: Writing) -> None:
         options = {"temperature": heat, "top_k": 0}
         writing.take(Ask("", ((0,),), seed=0, ignore_eos=True, options=options, grammar=grammar))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of JSON that a tiny vocabulary cannot spell
+            warnings.simplefilter("ignore")  # of JSON that a tiny vocabulary cannot spell
             for _ in range(1 if grammar else WARM_UP):
                 writing.step()
         writing.cancel("")
