@@ -9,6 +9,7 @@ import torch
 from doubles import OWN
 from hypothesis import settings
 from pairwise import mark_the_rest
+from typechecking import compile_sources
 
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
@@ -34,6 +35,12 @@ def nobody_is_told_of_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the suites run over models' own modules, too."""
     parser.addoption("--passes", choices=("fused", "own"), default="fused", help="by which passes models are run")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sources_are_compiled(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("jaxtyping_packages"):
+        compile_sources()
 
 
 @pytest.fixture(autouse=True)

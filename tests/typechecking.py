@@ -1,5 +1,9 @@
 """The checker that pytest puts around polydraft: beartype, with int counting as float as in every type checker."""
 
+import ast
+import inspect
+from functools import wraps
+from types import FunctionType
 from typing import Any
 
 from beartype import BeartypeConf, beartype
@@ -17,3 +21,22 @@ def typechecked(made: Any) -> Any:
         return checked(made)
     except (BeartypeDecorHintPep673Exception, BeartypeDecorHintPep3119Exception):
         return made
+
+
+def compile_sources() -> None:
+    """Let machine code be made of what stands in the files: numba takes no function in a function that is checked."""
+    from polydraft import machine_code
+
+    made = machine_code._made
+    machine_code._made = lambda own: made(_as_written(own))  # type: ignore[assignment]
+
+
+def _as_written(own: FunctionType) -> FunctionType:
+    lines, first = inspect.getsourcelines(own)
+    tree = ast.increment_lineno(ast.parse("".join(lines)), first - 1)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+    names = dict(own.__globals__)
+    exec(compile(tree, own.__code__.co_filename, "exec"), names)
+    return wraps(own)(FunctionType(names[own.__name__].__code__, own.__globals__, own.__name__, own.__defaults__))

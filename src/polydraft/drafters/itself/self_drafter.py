@@ -187,8 +187,8 @@ def _proposed(
 
 
 def _at_exit(
-    view: Reader, text: Text, draft: Draft, levels: Sequence[tuple[range, Float[Tensor, "b f d"]]]
-) -> Float[Tensor, "b n d"]:
+    view: Reader, text: Text, draft: Draft, levels: Sequence[tuple[range, Float[Tensor, "b _ d"]]]
+) -> Float[Tensor, "_ _ d"]:
     """Return the states of root and nodes behind the view's last layer, in the tree's order, as their keys are.
 
     The last nodes have not run yet. Where there are others of which this is so, or nodes have changed their places,

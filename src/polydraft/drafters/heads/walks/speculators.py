@@ -65,7 +65,9 @@ class GatedStep(nn.Module):
         self.proj = nn.ModuleDict({gate: nn.Linear(width, inner, bias=False) for gate in GATES})
         self.cell_ln, self.state_ln = ShiftedNorm(inner), ShiftedNorm(inner)
 
-    def forward(self, state: States, cell: Float[Tensor, "*b c"], read: Mapping[str, States]) -> tuple[States, States]:
+    def forward(
+        self, state: Float[Tensor, "*b w"], cell: Float[Tensor, "*b c"], read: Mapping[str, States]
+    ) -> tuple[States, States]:
         """Return the next s and cell.
 
         Args:

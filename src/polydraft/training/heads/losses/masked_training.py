@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from polydraft.drafters import ParallelDrafter, SpecDrafter, drafter_of
+from polydraft.drafters import ModelDrafter, ParallelDrafter, SpecDrafter, drafter_of
 from polydraft.drafters.draft_kinds import MASK_KEYS
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
@@ -221,7 +221,7 @@ def _for_masks(model: PreTrainedModel, mask_id: int) -> PreTrainedModel:
 
 
 def write_draft_model(
-    drafter: ParallelDrafter | SpecDrafter, folder: Path, target: HuggingFaceModel, *, card: str = ""
+    drafter: ModelDrafter | ParallelDrafter | SpecDrafter, folder: Path, target: HuggingFaceModel, *, card: str = ""
 ) -> None:
     """Write the model of a drafter; arguments and errors as of `write_model`."""
     write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card)
