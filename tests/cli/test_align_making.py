@@ -170,7 +170,7 @@ BAD = [
     (("--form", "smal"), "did you mean small"),
     (("--form", "tuned"), "There is no draft model to tune"),
     (("--form", "mixing", "--loss", "tvd"), "form mixing learns by"),
-    (("--draft", "draft", "--loss", "jsb"), "No form learns by the losses jsb"),
+    (("--draft", "draft", "--loss", "jsb"), "tvd, not 'jsb'"),
     (("--draft", "self:int8"), "draft models alone are tuned"),
     (
         ("--draft", "foreign"),

@@ -162,7 +162,10 @@ def test_the_command_writes_the_folder(
 
 BAD_CALLS = [
     (["--url", "http://h"], "--url needs one of --tiny FOLDER, --copy MODEL and --trust-logprobs"),
-    (["--url", "http://h", "--tiny", ".", "--trust-logprobs"], "--url needs one of"),
+    (
+        ["--url", "http://h", "--tiny", ".", "--trust-logprobs"],
+        "say differently what the texts should be: give one of them",
+    ),
     (["--url", "http://h", "--trust-logprobs", "--draft", "pair-draft"], "--draft goes with --copy"),
     (["--url", "http://h", "--tiny", ".", "--tolerance", "0.1"], "--tiny tests without a tolerance"),
     (["--url", "http://h", "--copy", ".", "--quick"], "--quick is for rules"),
