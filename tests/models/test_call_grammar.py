@@ -186,6 +186,27 @@ def test_what_cannot_be_held_to_is_refused(name: str, tool: Tool, said: str) -> 
     assert str(found.value).endswith(".") and "\n" not in str(found.value)
 
 
+STRANGE: list[dict[str, Any]] = [
+    {"required": 5},
+    {"required": [["a"]]},
+    {"properties": 5},
+    {"properties": [1]},
+    {"properties": {"a": 5}},
+    {"properties": {"a": {"enum": 5}}},
+    {"properties": {"a": {"anyOf": 5}}},
+    {"properties": {"a": {"type": "array", "minItems": "x"}}},
+    {"properties": {"a": {"type": "object", "properties": 5}}},
+    {"additionalProperties": 5},
+]
+
+
+@pytest.mark.parametrize("schema", STRANGE, ids=str)
+@pytest.mark.parametrize("name", ["hermes", "glm", "pythonic"])
+def test_what_is_no_schema_is_refused_in_a_sentence(name: str, schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match=r"^[^\n]*\.$"):
+        call_grammar(format_named(name), [Tool("f", schema, strict=True)], {})
+
+
 def read(own: ToolFormat, text: str, tools: dict[str, Any]) -> tuple[list[Any], list[bool]]:
     """Return the arguments of all calls in a text, and which calls are sound."""
     reader = AnswerReader(own, tools=tools)

@@ -11,7 +11,7 @@ from polydraft.models.grammar.grammar import OPTIONS, Grammar
 from polydraft.models.grammar.late import literal
 from polydraft.models.tools.call_formats import ToolFormat
 from polydraft.models.tools.call_readers import NAME, is_plain_text
-from polydraft.models.tools.python_rules import TYPES, PythonRules, check_names, is_open, typed
+from polydraft.models.tools.python_rules import TYPES, PythonRules, check_names, check_shape, is_open, typed
 
 BLANKS = {"whitespace_pattern": "[ \\n]?"}
 """Between the parts of arguments stands one blank at most: JSON allows any number, which small models write."""
@@ -168,6 +168,8 @@ def call_grammar(
     """
     held = [Tool(one.name, {**ANY_OBJECT, **one.parameters} if one.strict else ANY_OBJECT) for one in tools]
     for one in held:
+        if own.kind in ("tagged", "python"):
+            check_shape(one.parameters)
         kind = one.parameters["type"]
         if kind != "object" and (not isinstance(kind, str) or kind in TYPES):
             raise InvalidParameter(

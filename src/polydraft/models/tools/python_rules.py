@@ -195,6 +195,35 @@ def _has_type(value: Any, kind: str) -> bool:
     return whole or isinstance(value, TYPES.get(kind, ()))
 
 
+SHAPES: Mapping[str, type] = {
+    **dict.fromkeys(("properties", "$defs", "definitions"), Mapping),
+    **dict.fromkeys(("required", "enum", "anyOf", "oneOf"), list),
+    **dict.fromkeys(("minItems", "maxItems"), int),
+    "$ref": str,
+}
+
+
+def check_shape(schema: Any) -> None:
+    """Check that keywords have values of their kinds, in a schema and those inside it.
+
+    Raises:
+        InvalidParameter: one has not.
+    """
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise InvalidParameter(f"A schema of an argument is {shown(schema)}, which is no JSON schema.")
+    wrong = [name for name, kind in SHAPES.items() if name in schema and not isinstance(schema[name], kind)]
+    if not wrong and not all(isinstance(name, str) for name in schema.get("required", ())):
+        wrong = ["required"]
+    if wrong:
+        raise InvalidParameter(f"A schema's {wrong[0]} is {shown(schema[wrong[0]])}, which no JSON schema has.")
+    inside = [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    inside += [*schema.get("$defs", {}).values(), *schema.get("definitions", {}).values()]
+    for one in [*inside, *(schema[name] for name in ("items", "additionalProperties") if name in schema)]:
+        check_shape(one)
+
+
 def check_names(schema: Mapping[str, Any]) -> None:
     """Check that what a schema requires is among its properties.
 
