@@ -137,7 +137,6 @@ def test_the_model_itself_stays_as_it_was() -> None:
     assert before == [(name, type(part), dict(part._forward_hooks)) for name, part in model.named_modules()]
 
 
-@pytest.mark.wrong_types  # torch.compile and a checker around each function do not go together
 def test_a_compiled_models_variants_run_over_its_cache() -> None:
     model = tiny_model("llama", dtype=torch.float64)
     compiled = CompiledModel(model, backend="eager")

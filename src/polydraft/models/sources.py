@@ -33,7 +33,7 @@ class Encoded:
     """
 
     states: Float[Tensor, "b s d"]
-    mask: Int[Tensor, "1 s"] | None
+    mask: Int[Tensor, "b s"] | None
     encoder: nn.Module
     inputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     beside: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])

@@ -188,6 +188,7 @@ def test_a_seed_fixes_a_text_whatever_stands_beside_it(count: int) -> None:
     assert written(1) == written(count)
 
 
+@pytest.mark.wrong_types
 def test_in_a_stack_it_drafts_for_a_view_and_is_no_middle() -> None:
     """Rows that skip other sub-layers have no one model for which others could draft; below a view they are drafts."""
     target = tiny_model("llama", num_hidden_layers=3)

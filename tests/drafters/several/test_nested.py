@@ -168,6 +168,7 @@ def test_a_conversation_goes_on_from_what_was_read() -> None:
     assert fresh.sequences.tolist() == again.sequences.tolist() and again.statistics.prompt_known > 8
 
 
+@pytest.mark.wrong_types
 def test_what_it_refuses() -> None:
     target = tiny_model(vocab=VOCAB)
     with pytest.raises(InvalidParameter, match="length must be at least 1"):
