@@ -308,10 +308,16 @@ def as_snowflakes(found: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def test_a_sum_rnn_of_snowflakes_is_an_mlp_speculator(tmp_path: Path) -> None:
-    drafter = written("mlp", tmp_path)
-    sizes = {"inner_dim": "12", "emb_dim": "12", "proj_dim": "12", "input_hidden_dim": WIDTH}
-    changed(tmp_path, as_snowflakes, architectures=["ArcticMLPSpeculatorPreTrainedModel"], **sizes)
+@pytest.mark.parametrize("ours", [False, True], ids=["theirs", "as we write it"])
+def test_a_sum_rnn_of_snowflakes_is_an_mlp_speculator(ours: bool, tmp_path: Path) -> None:
+    drafter, sizes = walk("mlp"), {"inner_dim": "12", "emb_dim": "12", "proj_dim": "12", "input_hidden_dim": WIDTH}
+    write_mlp(drafter, tmp_path, HuggingFaceModel(tiny_model(vocab=VOCAB)), arctic=ours)
+    if ours:
+        config = json.loads((tmp_path / "config.json").read_text())
+        assert config.items() >= {**sizes, "method": "sum_rnn"}.items()
+        assert "speculator.ln.1.0.bias" in load_file(tmp_path / "model.safetensors")
+    else:
+        changed(tmp_path, as_snowflakes, architectures=["ArcticMLPSpeculatorPreTrainedModel"], **sizes)
     read: Any = load_head(str(tmp_path))
     for name, value in drafter.network.state_dict().items():
         assert torch.equal(read.network.state_dict()[name], value.to(torch.bfloat16).float())

@@ -123,8 +123,8 @@ class HeadWord:
     """The kind of head, which stands first on the command line."""
 
     kind: str = Option(
-        "medusa, medusa-2, mlp, arctic-lstm, redrafter, hydra, hydra++, joined-walk, pass, space, eagle, hass, "
-        "eagle-3, p-eagle, falcon, mtp, dspark, xpress, lilicorr, mixing, spire, adapter, pard, spec-drafter.",
+        "medusa, medusa-2, mlp, arctic-rnn, arctic-lstm, redrafter, hydra, hydra++, joined-walk, pass, space, eagle, "
+        "hass, eagle-3, p-eagle, falcon, mtp, dspark, xpress, lilicorr, mixing, spire, adapter, pard, spec-drafter.",
         argument=True,
         metavar="KIND",
     ).needed()

@@ -22,6 +22,7 @@ from polydraft.drafters import (
     write_eagle,
     write_falcon,
     write_medusa,
+    write_mlp,
     write_mtp,
     write_pass,
 )
@@ -296,8 +297,9 @@ _of_layers = partial(HeadMaker, reads_layers=True)
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
     "medusa-2": HeadMaker(_medusa_2, (), fewer=(), losses=(*MEDUSA_LOSSES,), path=False, tunes=True),
-    "mlp": _walk(partial(speculator, MlpSpeculator), most_layers=0),
-    "arctic-lstm": _walk(partial(speculator, LstmSpeculator), most_layers=0),
+    "mlp": _walk(partial(speculator, MlpSpeculator, write_mlp), most_layers=0),
+    "arctic-rnn": _walk(partial(speculator, MlpSpeculator, partial(write_mlp, arctic=True)), most_layers=0),
+    "arctic-lstm": _walk(partial(speculator, LstmSpeculator, write_mlp), most_layers=0),
     "redrafter": _walk(redrafter),
     "hydra": _walk(partial(hydra, False)),
     "hydra++": _walk(partial(hydra, True)),

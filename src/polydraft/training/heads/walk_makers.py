@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from polydraft.drafters import (
     HeadDrafter,
     write_hydra,
-    write_mlp,
     write_redrafter,
     write_walk,
 )
@@ -35,6 +34,7 @@ from polydraft.training.heads.new_heads import (
 
 def speculator(
     kind: type[MlpSpeculator],
+    writer: Callable[..., None],
     target: PreTrainedModel,
     ends: TargetEnds,
     reads: tuple[Layer, ...],
@@ -47,7 +47,7 @@ def speculator(
     like = {"shared": given.shared} if isinstance(given, LstmSpeculator) else {}
     scaled, rows = given is None or given.scaled, len(ends.rows)
     network = kind(width, inner, vocab, size.drafts or depths, rows=rows, scaled=scaled, **like)
-    return _walked(network, ends, MEDUSA_LOSSES[size.loss], write_mlp)
+    return _walked(network, ends, MEDUSA_LOSSES[size.loss], writer)
 
 
 def redrafter(

@@ -12,6 +12,7 @@ Tied stages stand once, or as equal copies. In Hydra++ every second number is th
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,9 +97,8 @@ def read_mlp(folder: PlainFolder, target_layers: int | None = None) -> HeadDraft
     fields, tensors = Fields.of(folder, folder.config), Tensors.of(folder, ("speculator.",))
     method, tied, scaled = _method(fields), fields.flag("tie_weights"), fields.flag("scale_input")
     shared = method == LSTM and fields.flag("tie_lstm_embs")
-    names: Callable[[int], dict[str, str]] = lambda depth: (  # noqa: E731
-        _lstm_names(depth, shared=shared) if method == LSTM else _mlp_names(depth, arctic=method == RNN)
-    )
+    gated = partial(_lstm_names, shared=shared)
+    names: Callable[[int], dict[str, str]] = gated if method == LSTM else partial(_mlp_names, arctic=method == RNN)
     first = "forget_" if method == LSTM else ""
     (vocab, inner), (_, width) = (
         tensors.matrix(f"{first}{part}.{'0.0' if method == RNN else '0'}.weight") for part in ("emb", "proj")
@@ -162,8 +162,13 @@ def _drop_copies(tensors: Tensors, names: list[str], why: str) -> None:
     tensors.drop(*others)
 
 
-def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: LanguageModel, *, card: str = "") -> None:
-    """Write a speculator as a folder: IBM's form, or Snowflake's if it has gates.
+def write_mlp(
+    drafter: HeadDrafter[MlpSpeculator], folder: Path, target: LanguageModel, *, arctic: bool = False, card: str = ""
+) -> None:
+    """Write a speculator as a folder: IBM's form, or Snowflake's if it has gates or that is asked for.
+
+    Args:
+        arctic: write one without gates as Snowflake does, by its method "sum_rnn".
 
     Raises:
         CheckpointError: it cannot be written.
@@ -174,14 +179,16 @@ def write_mlp(drafter: HeadDrafter[MlpSpeculator], folder: Path, target: Languag
     gated = network if isinstance(network, LstmSpeculator) else None
     config: dict[str, Any] = {"model_type": "mlp_speculator", "tie_weights": False, "n_predict": network.depths}
     config |= {"vocab_size": target.facts.vocab_size, "scale_input": network.scaled}
-    if gated is None:
+    if gated is None and not arctic:
         config |= {"architectures": ["MLPSpeculatorPreTrainedModel"]}
         config |= {"emb_dim": network.width, "inner_dim": network.inner}
     else:
-        sizes = dict.fromkeys(("inner_dim", "emb_dim", "proj_dim"), str(network.inner))
-        config |= {"architectures": [next(iter(ARCTIC))], "method": LSTM, "tie_lstm_embs": gated.shared, **sizes}
+        method = RNN if gated is None else LSTM
+        config |= {"architectures": [next(one for one in ARCTIC if ARCTIC[one] == method)], "method": method}
+        config |= dict.fromkeys(("inner_dim", "emb_dim", "proj_dim"), str(network.inner))
         config |= {"input_hidden_dim": network.width}
-    names = (lambda depth: _lstm_names(depth, shared=gated.shared)) if gated else _mlp_names
+        config |= {} if gated is None else {"tie_lstm_embs": gated.shared}
+    names = partial(_lstm_names, shared=gated.shared) if gated else partial(_mlp_names, arctic=arctic)
     tensors = {
         f"speculator.{name}": network.stage(depth).get_parameter(own).to(torch.bfloat16)
         for depth in range(network.depths)
