@@ -8,6 +8,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.schemes import IID, Scheme, WithoutReplacement, enumerate_drafts
 from polydraft.trees import (
     EAGLE_25,
+    FALCON_165,
     MEDUSA_63,
     AdaptiveThreshold,
     BestFirst,
@@ -60,6 +61,7 @@ def test_trees_that_are_too_large_are_refused_at_once(kind: type, size: object):
         ("chain:5", Chain(5)),
         ("eagle", Fixed(EAGLE_25)),
         ("medusa", Fixed(MEDUSA_63)),
+        ("falcon", Fixed(FALCON_165)),
         ("trunk:2+3,2", TrunkThenBranch(2, (3, 2))),
         ("expected:8", ExpectedAcceptance(8)),
         ("expected:12x5:2", ExpectedAcceptance(12, depth=5, children=2)),

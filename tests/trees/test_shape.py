@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polydraft.errors import InvalidParameter
-from polydraft.trees import EAGLE_25, MEDUSA_63, Topology, TreeShape, topology
+from polydraft.trees import EAGLE_25, FALCON_165, MEDUSA_63, Topology, TreeShape, topology
 
 
 @st.composite
@@ -46,7 +46,13 @@ def path_by_hand(parents: list[int], node: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "drafts_per_depth"), [(EAGLE_25, [4, 8, 8, 3, 2]), (MEDUSA_63, [10, 28, 23, 2])], ids=["eagle", "medusa"]
+    ("shape", "drafts_per_depth"),
+    [
+        (EAGLE_25, [4, 8, 8, 3, 2]),
+        (MEDUSA_63, [10, 28, 23, 2]),
+        (FALCON_165, [20, 15, 19, 23, 21, 23, 21, 23]),
+    ],
+    ids=["eagle", "medusa", "falcon"],
 )
 def test_published_trees_have_their_published_sizes(shape: TreeShape, drafts_per_depth: list[int]):
     assert [len(level) for level in shape.levels] == [1, *drafts_per_depth]

@@ -5,6 +5,7 @@ from typing import Any
 
 from polydraft.trees import (
     EAGLE_25,
+    FALCON_165,
     MEDUSA_63,
     AdaptiveThreshold,
     BestFirst,
@@ -109,6 +110,7 @@ def _threshold(parts: list[str], otherwise: float) -> float:
 
 
 eagle, medusa = _published(Fixed(EAGLE_25)), _published(Fixed(MEDUSA_63))
+falcon = _published(Fixed(FALCON_165))
 best_first, expected = _budget(BestFirst), _budget(ExpectedAcceptance)
 confident, confident_path = _confident(TokenProbability()), _confident(PathProbability())
 confident_entropy = _confident(EntropyBound())

@@ -149,6 +149,7 @@ POLICIES: tuple[PolicyLine, ...] = (
     PolicyLine("trunk", f"{_READERS}:trunk", ("trunk:2+3,2",), "trunk:{trunk}+{widths}"),
     PolicyLine("eagle", f"{_READERS}:eagle", ("eagle",)),
     PolicyLine("medusa", f"{_READERS}:medusa", ("medusa",)),
+    PolicyLine("falcon", f"{_READERS}:falcon", ("falcon",)),
     PolicyLine(
         "best-first",
         f"{_READERS}:best_first",

@@ -45,6 +45,7 @@ from polydraft.trees.riders import Resume, Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
 from polydraft.trees.tree import (
     EAGLE_25,
+    FALCON_165,
     MEDUSA_63,
     Draft,
     TokenTree,
@@ -58,6 +59,7 @@ from polydraft.trees.tree import (
 
 __all__ = [
     "EAGLE_25",
+    "FALCON_165",
     "MEDUSA_63",
     "MENDABLE",
     "Acceptance",

@@ -27,7 +27,10 @@ from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.drafters.heads.mtp_head import MtpHead
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.errors import CheckpointError
-from polydraft.models import HuggingFaceModel, write_plain
+from polydraft.models import HuggingFaceModel, read_plain, write_plain
+from polydraft.training import MAKERS, HeadSize
+from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.new_heads import OWN, usual_reads
 
 OFFICIAL = {**LLAMA, "architectures": ["LlamaForCausalLM"]}
 """What EAGLE-1's authors write: the configuration of a model of one layer; a missing `bias` means that there is one."""
@@ -150,6 +153,41 @@ def test_modules_alone_are_told_and_a_target_that_has_some_is_no_head(speculator
     file = tmp_path / "model" / "model.safetensors"
     save_file({**load_file(file), **tensors}, file)
     assert not is_head(tmp_path / "model")
+
+
+CALLED: dict[str, str | None] = {
+    **dict.fromkeys(("mlp", "arctic-rnn", "arctic-lstm"), "MLP speculator"),
+    **dict.fromkeys(("eagle", "hass", "eagle-3"), "EAGLE"),
+    **dict.fromkeys(("dspark", "xpress", "lilicorr", "mixing"), "block"),
+    **dict.fromkeys(("hydra", "hydra++"), "Hydra"),
+    **dict.fromkeys(("medusa", "medusa-2"), "Medusa"),
+    **dict.fromkeys(("pard", "space")),
+    "redrafter": "ReDrafter",
+    "joined-walk": "walk",
+    "pass": "PaSS",
+    "p-eagle": "P-EAGLE",
+    "falcon": "Falcon",
+    "mtp": "MTP",
+    "spire": "SPIRe",
+    "adapter": "adapter",
+}
+"""The kind of head in the folder of each that can be trained; None for models that draft without a head."""
+FORMATS = [(kind, form) for kind, one in MAKERS.items() for form in one.forms if not one.encodes]
+
+
+@pytest.mark.parametrize(("kind", "form"), FORMATS, ids=[" ".join(one) for one in FORMATS])
+def test_each_format_is_told_among_all_others(kind: str, form: str, tmp_path: Path) -> None:
+    """By its configuration if that tells, and its tensors alone tell the same or nothing."""
+    target: Any = tiny_model(num_hidden_layers=3, dtype=torch.float32)
+    size = HeadSize(drafts=3, rank=4 if MAKERS[kind].ranked else None)
+    made = MAKERS[kind].make(target, TargetEnds.of(target), usual_reads(3), size, None)
+    made.write(tmp_path / "head", HuggingFaceModel(target), form, "")
+    folder, called = read_plain(tmp_path / "head"), "walk" if form == OWN else CALLED[kind]
+    told = [one.name for one in KINDS if one.told(folder.config)]
+    held = [one.name for one in KINDS if one.holds({name: tuple(one.shape) for name, one in folder.tensors.items()})]
+    assert is_head(tmp_path / "head") == (called is not None)
+    assert (told or held)[:1] == ([] if called is None else [called])
+    assert held[:1] in ([], [called])
 
 
 @pytest.mark.parametrize("layers", [1, 2])
