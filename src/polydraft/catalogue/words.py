@@ -180,10 +180,10 @@ def parse_policy(text: str) -> "TreePolicy":
 
     Ways: "4,2,2,1" (children per depth), "chain:5", "trunk:2+3,2" (a chain, then children per depth), "eagle",
     "medusa" and "falcon" (published trees), "best-first:16" or "best-first:16x4:3" (drafts x depth : children),
-    "expected:8" or "expected:12x5:2" (the same, by what is likely accepted), "eagle-2" or "eagle-2:10x6:25" (width x depth :
-    drafts), "confident:8:0.4" or "confident:3,2,1:0.4" (length or children per depth
-    : threshold on the token; likewise "confident-path" and "confident-entropy"), "disco:8" or "disco:8:0.5" (length
-    : threshold of the classifier), "adaptive:8" or "adaptive:8:0.6" (length : first threshold).
+    "expected:8" or "expected:12x5:2" (the same, by what is likely accepted), "eagle-2" or "eagle-2:10x6:25" (width x
+    depth : drafts), "confident:8:0.4" or "confident:3,2,1:0.4" (length or children per depth : threshold on the token;
+    likewise "confident-path" and "confident-entropy"), "disco:8" or "disco:8:0.5" (length : threshold of the
+    classifier), "adaptive:8" or "adaptive:8:0.6" (length : first threshold).
 
     Raises:
         InvalidParameter: the text is none of these, or a number is out of range.
