@@ -18,17 +18,23 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import embedded_head
 from polydraft.options.commands.bench_options import BenchHeadsOptions
 from polydraft.training import Drafting, HeadPlan, MadeHead
+from polydraft.training.heads.head_making import run_name
 from polydraft.training.heads.losses.tuned_target import Drift
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[HeadPlan]:
     """Let heads be trained at once: each is the one that ships. What was asked for is noted."""
-    plans = list[HeadPlan]()
+    plans, clock = list[HeadPlan](), [0.0]
+    monkeypatch.setattr(heads, "perf_counter", lambda: clock[0])
 
     def made(target: Any, prompts: Any, work: Path, out: Path, plan: HeadPlan, noting: Any) -> MadeHead:
         assert len(prompts) > 20, "those that are measured are not among them"
         plans.append(plan)
+        with noting() as interrupted:
+            for _ in range(plan.recipe.steps if plan.recipe.steps == heads.FIRST_STEPS else 0):
+                clock[0] += 16.75
+                assert not interrupted()
         drafting = Drafting((0.5, 0.25), 1.625)
         if plan.kind != "space":
             shutil.copytree(embedded_head(), out)
@@ -74,6 +80,34 @@ def test_heads_learn_for_equal_seconds_by_what_their_first_steps_take(trained: l
     assert steps == [("mixing", 4), ("mixing", 40), ("medusa", 4), ("medusa", 40), ("mixing", 1)]
     run_heads(replace(asked(tmp_path, seconds=67), out=tmp_path / "shorter.jsonl"))
     assert [plan.recipe.steps for plan in trained[5:]] == [4, 4, 4, 4, 1], "heads of other seconds are others"
+
+
+def test_a_head_that_was_interrupted_goes_on_for_as_many_steps_as_it_was_to_learn(
+    trained: list[HeadPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making, waiting = heads.make_head, [True]
+
+    def interrupted(*given: Any, plan: HeadPlan, **named: Any) -> MadeHead:
+        if plan.recipe.steps == 40 and waiting:
+            waiting.clear()
+            raise KeyboardInterrupt
+        return making(*given, plan=plan, **named)
+
+    monkeypatch.setattr(heads, "make_head", interrupted)
+    assert run_heads(asked(tmp_path, kinds=("medusa",), seconds=670)) == 130
+    assert [plan.recipe.steps for plan in trained] == [4]
+    assert run_heads(asked(tmp_path, kinds=("medusa",), seconds=670)) == 0
+    assert [plan.recipe.steps for plan in trained] == [4, 40, 1], "the first steps were taken once"
+
+
+def test_first_steps_are_taken_anew_where_a_run_has_some(trained: list[HeadPlan], tmp_path: Path) -> None:
+    run_heads(asked(tmp_path, kinds=("medusa",), seconds=670))
+    run = tmp_path / "work" / run_name(trained[0])
+    run.mkdir(parents=True)
+    for one in (tmp_path / "work" / "heads").glob("medusa-*/*.json"):
+        one.unlink()
+    run_heads(asked(tmp_path, kinds=("medusa",), seconds=670))
+    assert trained[0].recipe.steps == 4 and not run.exists()
 
 
 def test_lines_for_machines_have_what_was_learnt(

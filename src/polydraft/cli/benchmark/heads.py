@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -40,6 +43,7 @@ from polydraft.extras import TRAIN
 from polydraft.models import Pair, load
 from polydraft.options.commands.bench_options import BenchHeadsOptions
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, MadeHead, WritingPlan, make_head, usual_form
+from polydraft.training.heads.head_making import run_name
 
 EVERY = 1_000_000
 """As many prompts as there are."""
@@ -51,9 +55,11 @@ ALL = tuple(kind for kind, maker in MAKERS.items() if not maker.encodes)
 TREE = "chain:5"
 """What every arm drafts, so that heads are compared alone and at equal depth."""
 FIRST_STEPS = 4
-"""So many steps tell how long one takes."""
-MADE = "made.json"
-"""What was learnt, in each head's folder."""
+"""So many steps tell how long one takes, the first of them aside."""
+MADE, STEPS = "made.json", "steps.json"
+"""What was learnt, and for how many steps where seconds were asked for, in each head's folder."""
+NOTED = "this step"
+"""What Ctrl-C waits for."""
 
 
 def run_heads(request: BenchHeadsOptions) -> int:
@@ -149,12 +155,12 @@ def _made(
         form, writing = usual_form(kind, rows), WritingPlan(tokens=request.tokens)
         plan = HeadPlan(kind, writing=writing, recipe=recipe, rows=rows, form=form)
         prompts = plan.writing.fitting([encode(pair, one)[0] for one in learn])
-        noting = partial(noted_interruption, "this step")
-        making = partial(make_head, pair.target, prompts, request.work, noting=noting)
+        making = partial(make_head, pair.target, prompts, request.work)
         if learns and request.seconds is not None:
-            plan = replace(plan, recipe=replace(recipe, steps=_steps_within(request.seconds, plan, making)))
+            steps = _steps_within(request.seconds, folder / STEPS, plan, request.work, making)
+            plan = replace(plan, recipe=replace(recipe, steps=steps))
         notes.print(f"{kind}: {plan.recipe.steps} steps.", soft_wrap=True)
-        head = making(out=folder, plan=plan)
+        head = making(out=folder, plan=plan, noting=partial(noted_interruption, NOTED))
         law = "path" if MAKERS[kind].path else "slot"
         drift = (None, None) if head.drift is None else (head.drift.divergence, head.drift.agreement)
         found = HeadConditions(head.parameters, head.tokens, head.seconds, head.drafting.overlap, law, *drift)
@@ -162,12 +168,30 @@ def _made(
     return json.loads((folder / MADE).read_text())
 
 
-def _steps_within(seconds: float, plan: HeadPlan, making: Callable[..., MadeHead]) -> int:
-    """Return how many steps take about so many seconds, by the first ones of a head of the same plan."""
-    with TemporaryDirectory() as folder:
-        few = replace(plan, recipe=replace(plan.recipe, steps=FIRST_STEPS))
-        first = making(out=Path(folder) / "first", plan=few)
-    return max(1, round(seconds * FIRST_STEPS / first.seconds))
+def _steps_within(seconds: float, file: Path, plan: HeadPlan, work: Path, making: Callable[..., MadeHead]) -> int:
+    """Return how many steps take about so many seconds, by the first ones of a head of the same plan.
+
+    The number is kept in a file: another one would be another run, and what was learnt before Ctrl-C would be lost.
+    """
+    if not file.is_file():
+        few, times = replace(plan, recipe=replace(plan.recipe, steps=FIRST_STEPS)), list[float]()
+        rmtree(work / run_name(few), ignore_errors=True)  # steps that are there already take no time
+
+        @contextmanager
+        def timed() -> Iterator[Callable[[], bool]]:
+            with noted_interruption(NOTED) as interrupted:
+
+                def after_step() -> bool:
+                    times.append(perf_counter())
+                    return interrupted()
+
+                yield after_step
+
+        with TemporaryDirectory() as folder:
+            making(out=Path(folder) / "first", plan=few, noting=timed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(max(1, round(seconds * (len(times) - 1) / (times[-1] - times[0])))))
+    return int(file.read_text())
 
 
 def _shown(request: BenchHeadsOptions, results: SpeedResults, *, interrupted: bool) -> None:
