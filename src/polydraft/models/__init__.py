@@ -13,6 +13,7 @@ from polydraft.models.anatomy import (
 from polydraft.models.cache import TreeCache
 from polydraft.models.checkpoints.folders import is_known
 from polydraft.models.checkpoints.plain import (
+    LeftOver,
     PlainFolder,
     plain_config,
     plain_names,
@@ -149,6 +150,7 @@ __all__ = [
     "LateGrammar",
     "Layer",
     "LayerSet",
+    "LeftOver",
     "Message",
     "MirroredModel",
     "Pair",

@@ -190,6 +190,26 @@ def test_each_format_is_told_among_all_others(kind: str, form: str, tmp_path: Pa
     assert held[:1] in ([], [called])
 
 
+@pytest.mark.parametrize(
+    ("kind", "other", "both"),
+    [
+        ("redrafter", "arctic-lstm", "ReDrafter and MLP speculator .such as speculator.cell_emb"),
+        ("medusa", "pass", "Medusa and PaSS .such as lookahead.weight"),
+        ("mlp", "hydra", "MLP speculator and Hydra .such as hydra_lm_head"),
+    ],
+)
+def test_keys_of_two_kinds_are_said_with_both(kind: str, other: str, both: str, tmp_path: Path) -> None:
+    target: Any = tiny_model(dtype=torch.float32)
+    tensors = dict[str, Tensor]()
+    for one in (other, kind):  # the configuration that stays is the second's
+        made = MAKERS[one].make(target, TargetEnds.of(target), (), HeadSize(drafts=2), None)
+        made.write(tmp_path / one, HuggingFaceModel(target), "official", "")
+        tensors |= read_plain(tmp_path / one).tensors
+    write_plain(tmp_path / "both", read_plain(tmp_path / kind).config, tensors)
+    with pytest.raises(CheckpointError, match=f"both' holds keys of two kinds of heads, {both}.*: a folder is for one"):
+        load_head(tmp_path / "both")
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_models_and_what_cannot_be_read_are_no_heads(layers: int, tmp_path: Path) -> None:
     tiny_model(num_hidden_layers=layers).save_pretrained(tmp_path / "model")

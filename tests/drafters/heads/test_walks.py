@@ -378,6 +378,10 @@ def test_heads_may_read_an_earlier_state(tmp_path: Path) -> None:
     model = tiny_model(vocab=VOCAB)
     drafter: Any = load_head(str(tmp_path), target_layers=2)
     assert isinstance(drafter.network, Hydra) and drafter.needs.layers == (1,)
+    changed(tmp_path, hidden_state_offset=3)
+    with pytest.raises(CheckpointError, match="hidden_state_offset is 3; the target has 2 layers"):
+        load_head(str(tmp_path), target_layers=2)
+    changed(tmp_path, hidden_state_offset=1)
     given: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
     plain: Any = polydraft.generate(model, ROWS[0], drafter="none", **given)
     text: Any = polydraft.generate(model, ROWS[0], drafter=drafter, **given)

@@ -57,6 +57,16 @@ class PlainFolder:
     file: str
 
 
+class LeftOver(CheckpointError):
+    """Tensors of a folder that nothing takes; `left` are theirs by name."""
+
+    def __init__(self, folder: PlainFolder, left: Mapping[str, Tensor]) -> None:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        found = f"{folder.file} in {folder.name} holds {min(left)}{more}"
+        super().__init__(f"{found}, which this kind of head does not have.")
+        self.left = {**left}
+
+
 def plain_config(name: object) -> tuple[Source, Mapping[str, Any]]:
     """Return where a name leads and the config.json there, before any weights are read.
 

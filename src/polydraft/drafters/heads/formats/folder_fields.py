@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, MadeFor
 from polydraft.drafters.heads.sublayers import Anatomy, Rotation
 from polydraft.errors import CheckpointError, InvalidParameter, is_number, is_whole, shown
-from polydraft.models import LanguageModel, PlainFolder, write_plain
+from polydraft.models import LanguageModel, LeftOver, PlainFolder, write_plain
 
 Network = TypeVar("Network", bound=HeadNetwork)
 MOST = 2**31 - 1
@@ -350,13 +350,9 @@ class Tensors:
         return HeadDrafter(network.eval().requires_grad_(False), ends, made_for=made_for)
 
     def check_taken(self) -> None:
-        """Raise `CheckpointError` if there are tensors that no part of the head takes: it is of another format."""
+        """Raise `LeftOver` if there are tensors that no part of the head takes: it is of another format."""
         if self.left:
-            more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
-            raise CheckpointError(
-                f"{self.folder.file} in {self.folder.name} holds {min(self.left)}{more}, which this kind of head does "
-                "not have."
-            )
+            raise LeftOver(self.folder, self.left)
 
 
 def sizes_of(own: Anatomy, layers: int) -> dict[str, Any]:

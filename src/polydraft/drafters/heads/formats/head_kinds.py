@@ -46,6 +46,7 @@ from polydraft.drafters.itself.adapter import AdapterDrafter
 from polydraft.errors import CheckpointError, InvalidParameter, TargetMismatch, is_whole, lowered, shown
 from polydraft.models import (
     HuggingFaceModel,
+    LeftOver,
     PlainFolder,
     cheapest,
     pack_linear_layers,
@@ -160,6 +161,8 @@ def load_head(
         raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only EAGLE-3's and MTP's recycle states.")
     try:
         drafter = kind.read(folder, target_layers)
+    except LeftOver as error:
+        raise _of_two_kinds(folder.name, kind, error) from error
     except CheckpointError:
         raise
     except Exception as error:  # whatever is wrong with a folder is said as such
@@ -167,6 +170,18 @@ def load_head(
     for network in owned_networks(drafter):
         pack_linear_layers(network.to(device=device, dtype=dtype))
     return drafter
+
+
+def _of_two_kinds(name: str, kind: HeadKind, error: LeftOver) -> CheckpointError:
+    """Return what is said of tensors that a kind of head has not: that they are another kind's, if they are."""
+    shapes = {name: tuple(one.shape) for name, one in error.left.items()}
+    other = next((one.name for one in KINDS if one is not kind and one.holds(shapes)), None)
+    if other is None:
+        return error
+    return CheckpointError(
+        f"{name} holds keys of two kinds of heads, {kind.name} and {other} (such as {min(error.left)}): a folder is "
+        "for one of them."
+    )
 
 
 def check_adapter(name: object, exit_layer: int | None, width: int | None) -> None:
