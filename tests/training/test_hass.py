@@ -138,6 +138,17 @@ def test_keys_are_hidden_and_those_of_drafts_are_drafted(trap: str) -> None:
     assert float((found - other).abs()) > 1e-4
 
 
+@pytest.mark.parametrize("rows", ["acceptance", "lk-alpha", "lk-lambda"])
+def test_rows_may_be_compared_otherwise(rows: str) -> None:
+    states, both, apart = (
+        float(training_of(EagleLoss(rows, **weights, noise=0.0)).learn(texts())["loss"].detach())
+        for weights in ({"entropy": 0.0}, {"entropy": 1.0}, {"states": 0.0, "entropy": 1.0})
+    )
+    assert both == pytest.approx(states + apart, rel=1e-9)
+    soft = float(training_of(EagleLoss(states=0.0, entropy=1.0, noise=0.0)).learn(texts())["loss"].detach())
+    assert abs(apart - soft) > 1e-3
+
+
 def test_gradients_do_not_flow_from_pass_to_pass() -> None:
     training = training_of()
     weights = [*training.head.parameters()]

@@ -503,7 +503,7 @@ def test_what_cannot_be_made_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss"), [("eagle", "acceptance"), ("eagle-3", "d-pace"), ("medusa", "d-pace"), ("eagle", "lk-alpha")]
+    ("kind", "loss"), [("eagle", "entropy"), ("eagle-3", "d-pace"), ("medusa", "d-pace"), ("falcon", "d-pace")]
 )
 def test_a_loss_that_a_kind_has_not_is_refused_before_the_target_writes(kind: str, loss: str) -> None:
     with pytest.raises(InvalidParameter, match=f"kind {kind} learns by the loss published.*, not {loss}"):

@@ -166,10 +166,12 @@ FALCONS: dict[str, dict[str, Any]] = {
 }
 
 
-def falcon(name: str, target: PreTrainedModel, glance: float = 0.275, noise: float = 0.2) -> FalconTraining:
+def falcon(
+    name: str, target: PreTrainedModel, glance: float = 0.275, noise: float = 0.2, **rows: Any
+) -> FalconTraining:
     head = FalconHead(ANATOMY, **FALCONS[name])
     scattered(head)
-    return FalconTraining(head, TargetEnds.of(target), 5, EagleLoss(noise=noise), glance=glance)
+    return FalconTraining(head, TargetEnds.of(target), 5, EagleLoss(noise=noise, **rows), glance=glance)
 
 
 @pytest.mark.parametrize("name", FALCONS)
@@ -223,6 +225,29 @@ def test_falcons_loss_is_that_of_states_and_rows(
     assert float(found["loss"]) == pytest.approx(float(torch.stack(costs).mean()), rel=1e-5)
     assert found["count"].tolist() == [len(one) for one in shared]
     assert found["overlap"].tolist() == pytest.approx([float(torch.stack(one).mean()) for one in shared], abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["acceptance", "lk-alpha", "lk-lambda"])
+def test_falcons_rows_may_be_compared_otherwise(rows: str, target: PreTrainedModel) -> None:
+    """States alone, and rows alone at the places that count."""
+    given = texts(target)
+    states, both, apart = (
+        falcon("blocks of three", target, noise=0.0, rows=rows, **weights).eval()
+        for weights in ({"entropy": 0.0}, {"entropy": 1.0}, {"states": 0.0, "entropy": 1.0})
+    )
+    with torch.no_grad():
+        found = []
+        for one in (states, both, apart):
+            torch.manual_seed(4)
+            found.append(float(one(**given)["loss"]))
+        torch.manual_seed(4)
+        blocks = apart.drawn_blocks(LENGTH - 1)
+        (made,) = apart.made(given["ids"], given["final"], given["final"], blocks, 1)
+        laws, _, there = apart._wanted(HeadBatch(**given), blocks)
+        labels = given["ids"][:, (blocks + 4).clamp_max(LENGTH - 1)]
+        costs = ROW_LOSSES[rows](apart.logits(made), laws, labels)
+    assert found[1] == pytest.approx(found[0] + found[2], rel=1e-5)
+    assert found[2] == pytest.approx(float(costs[there].mean()), rel=1e-5)
 
 
 def test_a_share_of_blocks_begins_with_what_is_to_be_made(target: PreTrainedModel) -> None:

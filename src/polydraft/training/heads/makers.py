@@ -78,6 +78,7 @@ from polydraft.training.heads.new_heads import (
     DECAY_OF_MTP,
     DEEPSPEC,
     DRAFTS,
+    EAGLE_LOSSES,
     HASS_LOSSES,
     MEDUSA_LOSSES,
     MOST_BLOCKS,
@@ -178,7 +179,8 @@ def _falcon(
     bias, layers = given.lstm.bias, size.layers or given.depth
     head = FalconHead(given.anatomy, given.block, layers, bias=bias, recurs=given.recurs)
     own = HeadEnds(tokens=ends.tokens)
-    return NewHead(FalconTraining(head, ends, size.drafts or DRAFTS, ends=own), HeadDrafter(head, own), write_falcon)
+    training = FalconTraining(head, ends, size.drafts or DRAFTS, EAGLE_LOSSES[size.loss], own)
+    return NewHead(training, HeadDrafter(head, own), write_falcon)
 
 
 def _p_eagle(
@@ -306,11 +308,11 @@ MAKERS: Mapping[str, HeadMaker] = {
     "joined-walk": _walk(joined, other_forms=(), fewer=(OFFICIAL,), most_layers=0, reads_layers=True),
     "pass": _walk(_pass, other_forms=(), fewer=(), most_layers=0, path=False),
     "space": _walk(_space, other_forms=(), fewer=(), most_layers=0, path=False, tunes=True, starts=False),
-    "eagle": HeadMaker(partial(_eagle_1, 1, {"published": EagleLoss()}), fewer=(), losses=("published",)),
+    "eagle": HeadMaker(partial(_eagle_1, 1, EAGLE_LOSSES), fewer=(), losses=(*EAGLE_LOSSES,)),
     "hass": HeadMaker(partial(_eagle_1, 3, HASS_LOSSES), fewer=(), losses=(*HASS_LOSSES,)),
     "eagle-3": _of_layers(_eagle_3, losses=(*ROW_LOSSES,), own_rows=True),
     "p-eagle": _of_layers(_p_eagle, losses=(*ROW_LOSSES,), own_rows=True, most_drafts=MOST_SLOTS, path=False),
-    "falcon": HeadMaker(_falcon, (), fewer=(), losses=("published",)),
+    "falcon": HeadMaker(_falcon, (), fewer=(), losses=(*EAGLE_LOSSES,)),
     "mtp": HeadMaker(_mtp, fewer=(OFFICIAL,), losses=(*MEDUSA_LOSSES,), most_layers=1),
     "dspark": _of_layers(dspark, (SPECULATORS, DEEPSPEC), termed=True, ranked=True),
     "xpress": _of_layers(xpress, ranked=True),

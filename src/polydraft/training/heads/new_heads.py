@@ -126,7 +126,7 @@ class HeadMaker:
             network with whose weights it will begin, whose sizes it has, or None.
         other_forms: the forms of folders that its family has beside the official one.
         fewer: the forms that hold heads of fewer tokens than their target.
-        losses: those that it can learn by, of `LOSSES`. EAGLE-1's head learns features too, and has its own loss only.
+        losses: those that it can learn by, of `LOSSES`.
         own_rows: whether it has output rows of its own, as its authors' heads have.
         termed: whether its rows have one of DSpark's terms.
         ranked: whether its term has a rank.
@@ -177,8 +177,18 @@ SOFT_LOSSES: Mapping[str, RowLoss] = {
     name: soft_cross_entropy if loss is None else loss for name, loss in MEDUSA_LOSSES.items()
 }
 """The same of heads whose authors compare rows with the target's."""
-HASS_LOSSES: Mapping[str, EagleLoss] = {"published": EagleLoss(likeliest=1.0), "entropy": EagleLoss()}
-"""HASS's weights by the word of its loss. Its authors train by the second first, and then a fifth as long by the first.
+EAGLE_LOSSES: Mapping[str, EagleLoss] = {
+    "published": EagleLoss(),
+    **{name: EagleLoss(name, entropy=1.0) for name in ("acceptance", "lk-alpha", "lk-lambda")},
+}
+"""The weights of heads that learn features too, EAGLE-1's and Falcon's, by the word of their loss: of its rows, where
+another than their authors' is asked for, the whole."""
+HASS_LOSSES: Mapping[str, EagleLoss] = {
+    **EAGLE_LOSSES,
+    "published": EagleLoss(likeliest=1.0),
+    "entropy": EAGLE_LOSSES["published"],
+}
+"""HASS's weights by the word of its loss. Its authors train by "entropy" first, and then a fifth as long by their own.
 """
 BLOCK_LOSSES: Mapping[str, BlockLoss] = {
     "published": BlockLoss(),

@@ -73,11 +73,11 @@ class EagleLoss:
     """The weights of the losses.
 
     Args:
-        rows: which of `ROW_LOSSES` compares EAGLE-3's rows.
+        rows: which of `ROW_LOSSES` compares rows.
         decay: pass j counts decay^j.
         states: of the distance between foretold and true states, for EAGLE-1.
-        entropy: of the soft cross entropy of its rows.
-        likeliest: of the same sum over the target's `LIKELIEST` tokens alone, for HASS.
+        entropy: of what its rows cost.
+        likeliest: of the soft cross entropy over the target's `LIKELIEST` tokens alone, for HASS.
         noise: how far at most EAGLE-1's states are moved while it learns: uniformly, by noise * 256 / t in texts of t
             tokens.
 
@@ -167,7 +167,7 @@ class PairTraining(HeadTraining):
 
 
 class Eagle1Training(PairTraining):
-    """EAGLE-1's head with its losses: SmoothL1 of the foretold states, and soft cross entropy of their rows.
+    """EAGLE-1's head with its losses: SmoothL1 of the foretold states, and what their rows cost.
 
     It reads the target's final states. Measured are all passes, where the module does not train.
 
@@ -206,7 +206,7 @@ class Eagle1Training(PairTraining):
                 return logits.new_zeros(labels.shape)
             wanted = final[:, 1 + depth :]
             away = nn.functional.pad(smooth_l1(states[:, : wanted.shape[1]], wanted), (0, depth))
-            rows = own.entropy * soft_cross_entropy(logits, laws)
+            rows = own.entropy * ROW_LOSSES[own.rows](logits, laws, labels)
             if own.likeliest:
                 rows = rows + own.likeliest * soft_cross_entropy(logits, _of_likeliest(laws))
             return own.states * away + rows

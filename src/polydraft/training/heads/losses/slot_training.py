@@ -134,7 +134,8 @@ class FalconTraining(PairTraining):
     """Falcon's head with its losses: SmoothL1 of the features, and of their rows .9 divergence + .1 cross entropy.
 
     The divergence is that from the target's law, but for a term without gradient; the cross entropy is that of a token
-    drawn from it. One pass is learnt from. Measured are all passes, where the module does not train.
+    drawn from it; other losses of rows go without. One pass is learnt from. Measured are all passes, where the module
+    does not train.
 
     Args:
         passes: how many drafts are measured.
@@ -169,10 +170,8 @@ class FalconTraining(PairTraining):
             laws, wanted, there = self._wanted(batch, blocks + number * block)
             logits = self.logits(states)
             if not number:
-                soft = -(laws * (logits / HEAT).log_softmax(-1)).sum(-1)
-                drawn = torch.multinomial(laws.flatten(0, -2), 1).view(*laws.shape[:-1], 1)
-                hard = -logits.log_softmax(-1).gather(-1, drawn).squeeze(-1)
-                costs = own.states * smooth_l1(states, wanted) + own.entropy * (SOFT * soft + HARD * hard)
+                labels = batch.ids[:, (blocks + block + 1).clamp_max(batch.ids.shape[1] - 1)]
+                costs = own.states * smooth_l1(states, wanted) + own.entropy * self._cost(logits, laws, labels)
                 losses.append(weighted(costs, there.to(costs)))
             overlap = agreement(logits, laws).detach()
             overlaps += [weighted(overlap[..., one], there[..., one].to(overlap)) for one in range(block)]
@@ -180,6 +179,16 @@ class FalconTraining(PairTraining):
         missing = max(self.passes - len(counts), 0)
         found = {"overlap": torch.stack(overlaps[: self.passes]), "count": torch.stack(counts[: self.passes])}
         return {"loss": losses[0], **{name: torch.nn.functional.pad(one, (0, missing)) for name, one in found.items()}}
+
+    def _cost(
+        self, logits: Float[Tensor, "b B k v"], laws: Float[Tensor, "b B k v"], labels: Int[Tensor, "b B k"]
+    ) -> Float[Tensor, "b B k"]:
+        """Return what rows cost: as the authors have it, or by another loss that was asked for."""
+        if self.weights.rows != EagleLoss.rows:
+            return ROW_LOSSES[self.weights.rows](logits, laws, self.target[0].place_of(labels))
+        soft = -(laws * (logits / HEAT).log_softmax(-1)).sum(-1)
+        drawn = torch.multinomial(laws.flatten(0, -2), 1).view(*laws.shape[:-1], 1)
+        return SOFT * soft - HARD * logits.log_softmax(-1).gather(-1, drawn).squeeze(-1)
 
     def drawn_blocks(self, pairs: int) -> Int[Tensor, "B k"]:
         """Return the pairs of the blocks that a text is cut into, from a place that is drawn."""
