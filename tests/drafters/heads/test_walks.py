@@ -275,6 +275,19 @@ def changed(folder: Path, tensors: Any = None, **config: Any) -> None:
         save_file({name: one.clone() for name, one in tensors(load_file(file)).items()}, file)
 
 
+@pytest.mark.parametrize("kind", ["hydra, rows", "hydra++"])
+def test_hydras_heads_may_be_pickled(kind: str, tmp_path: Path) -> None:
+    written(kind, tmp_path)
+    before: Any = load_head(str(tmp_path))
+    file = tmp_path / "hydra_lm_head.safetensors"
+    torch.save(load_file(file), file.with_suffix(".pt"))
+    file.unlink()
+    after: Any = load_head(str(tmp_path))
+    assert all(
+        torch.equal(value, after.network.state_dict()[name]) for name, value in before.network.state_dict().items()
+    )
+
+
 def tied(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Let an LSTM's folder hold one of each table."""
     kept = {name: one for name, one in found.items() if ".1." not in name and ".2." not in name}
