@@ -113,7 +113,7 @@ def test_first_steps_are_taken_anew_where_a_run_has_some(trained: list[HeadPlan]
 def test_lines_for_machines_have_what_was_learnt(
     trained: list[HeadPlan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_heads(asked(tmp_path, kinds=("mixing",), as_json=True)) == 0
+    assert run_heads(asked(tmp_path, target="pair", kinds=("mixing",), as_json=True)) == 0
     first, *rest = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["heads"]["mixing"]["tokens"] == 12_345
     assert {row["arm"] for row in rest if row["kind"] == "run"} == {"plain", "draft-model", "mixing", "untrained"}

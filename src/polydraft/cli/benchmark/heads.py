@@ -77,7 +77,9 @@ def run_heads(request: BenchHeadsOptions) -> int:
     settings, notes = settings_of(SpeedSettings, request), notes_beside(request)
     asked, learn = _divided(request)
     with notes.status("Loading the target ..."):
-        pair = load(request.target or "pair", None if request.target else "pair-draft", device=request.device)
+        name = request.target or "pair"
+        embedded = name == "pair"  # its draft model stands beside its heads
+        pair = load(name, "pair-draft" if embedded else None, device=request.device)
     try:
         folders = _folders(request, kinds, pair, learn)
         made = {name: _made(request, pair, folder, learn, notes) for name, folder in folders.items()}
@@ -85,7 +87,7 @@ def run_heads(request: BenchHeadsOptions) -> int:
         return stopped(f"the same command goes on from where it was, in {request.work}")
     built = _arms(request, pair, folders, settings)
     fit = prompts_that_fit(pair, asked, settings)
-    names = (request.target or EMBEDDED, None if request.target else EMBEDDED)
+    names = (EMBEDDED, EMBEDDED) if embedded else (name, None)
     conditions = {**speed_conditions(pair, built, settings, names, request.chat_template), HEADS: made}
     results = SpeedResults(conditions, request.out)
     interrupted = measure_all(pair, built, fit, settings, results, notes)
