@@ -97,6 +97,35 @@ def test_a_tuned_target_alone_drafts_for_itself(command: str, call: Call, made: 
     assert code != 0 and "draft" in said, "another target has nothing to draft with"
 
 
+@pytest.mark.parametrize(("change", "named"), [(with_heads, "its own head"), (with_masks, "its own masks")])
+def test_results_name_what_drafts(
+    change: Callable[[Path], None],
+    named: str,
+    made: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["polydraft", "generate", "How many?", "--target", str(made(change)), "--json", *SHORT]
+    )
+    with pytest.raises(SystemExit):
+        main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["draft"] == named and found["statistics"]["drafted"] > 0
+
+
+@pytest.mark.filterwarnings("default:.*does not draft from its own masks:UserWarning")
+def test_masks_without_room_beside_a_text_leave_drafting_to_the_text(
+    small_chat_folder: Path, call: Call, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(small_chat_folder, tmp_path / "small"))
+    changed(folder, {}, spd_type="space", mask_token_id=5, mask_num=11)
+    code, said = call("generate", folder, drafts=False)
+    assert code == 0 and "does not draft from its own masks: they need 132 tokens" in said
+    code, said = call("generate", folder)
+    assert code != 0 and "--drafter model needs a draft model: give --draft." in said
+
+
 def test_a_server_drafts_with_what_a_tuned_target_has(made: Callable[..., Path]) -> None:
     heads, masks, none = (
         load_served(Settings(target=str(made(change)))).draft for change in (with_heads, with_masks, plain)

@@ -30,7 +30,14 @@ from polydraft.drafters.heads.formats.adapter_folders import write_adapter
 from polydraft.drafters.heads.formats.blocks.block_writing import write_block
 from polydraft.drafters.heads.formats.eagle_folders import write_eagle
 from polydraft.drafters.heads.formats.falcon_folders import write_falcon
-from polydraft.drafters.heads.formats.head_kinds import check_adapter, has_head_inside, is_head, load_adapter, load_head
+from polydraft.drafters.heads.formats.head_kinds import (
+    check_adapter,
+    drafts_inside,
+    has_head_inside,
+    is_head,
+    load_adapter,
+    load_head,
+)
 from polydraft.drafters.heads.formats.last_state_folders import write_medusa
 from polydraft.drafters.heads.formats.mtp_folders import has_modules, load_modules, write_mtp
 from polydraft.drafters.heads.formats.rider_folders import own_riders, write_pass
@@ -126,6 +133,7 @@ __all__ = [
     "check_target",
     "drafter_of",
     "drafters_in",
+    "drafts_inside",
     "drafts_name",
     "drafts_under",
     "finished",

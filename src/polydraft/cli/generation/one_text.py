@@ -19,7 +19,7 @@ from polydraft.cli.generation.summaries import describe_setup, print_run
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import notes_beside, print_json_line, progress_bar, visible, warnings_as_sentences
 from polydraft.cli.process import INTERRUPTED, stopped
-from polydraft.drafters import Drafter, has_head_inside, proposes
+from polydraft.drafters import Drafter, drafts_inside, proposes
 from polydraft.engine import Comparison, Run, as_drafter, compare, default_drafter, load, stream, text_word
 from polydraft.engine.tuning import planned
 from polydraft.errors import InvalidParameter, near
@@ -39,6 +39,7 @@ DRAFTED, OWN = "green", "bold"
 COMPARE_REPEATS = 5
 WARM_UP_STEPS = 3
 """The first two steps meet every shape; the third runs without compiling."""
+DRAFTLESS = "--drafter {} needs a draft model: give --draft."
 
 
 def given_prompt(prompt: str | None) -> str:
@@ -197,7 +198,8 @@ def named_draft(target: str | None, draft: str | None, parallel: str | None = No
         return None
     if shipped_head(target) is not None:
         return "shipped head"
-    return "its own head" if has_head_inside(target) else None
+    inside = drafts_inside(target)
+    return f"its own {inside}" if inside else None
 
 
 def _draft_used(request: GenerateOptions) -> str | None:
@@ -213,20 +215,24 @@ def drafter_name(request: GenerateOptions) -> str:
     """
     has_model = named_draft(request.target, request.draft, request.parallel) is not None
     if request.drafter and drafter_line(request.drafter).models and not has_model:
-        raise InvalidParameter(f"--drafter {request.drafter} needs a draft model: give --draft.")
+        raise InvalidParameter(DRAFTLESS.format(request.drafter))
     usual = text_word(SamplingParams(request.sampling.get("temperature") or 0.0))
     return request.drafter or ("model" if has_model else usual)
 
 
 def drafter_of(name: str, pair: Pair, request: GenerateOptions) -> Drafter:
     """Return the drafter with a name; where none was named and a model drafts, what the engine takes by default."""
-    line = drafter_line(name)
+    line, params = drafter_line(name), SamplingParams(request.sampling.get("temperature") or 0.0)
+    if line.models and pair.draft is None:  # a target's own masks that have no room, of which a warning told
+        if request.drafter is not None:
+            raise InvalidParameter(DRAFTLESS.format(request.drafter))
+        name = text_word(params)
+        line = drafter_line(name)
     if not line.models:
         return line.named(name)
     drafter = as_drafter(pair.draft, compile=request.compiled)
     if request.drafter is not None:
         return line.of(drafter)
-    params = SamplingParams(request.sampling.get("temperature", 0.0))
     planner = None if request.plan is None else _policy(request)
     weighs = isinstance(planner, LearningPolicy) and planner.weighs_lookups
     chosen = request.plan is not None and not weighs

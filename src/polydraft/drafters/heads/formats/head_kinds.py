@@ -28,7 +28,7 @@ from polydraft.drafters.heads.formats.last_state_folders import (
     read_medusa,
 )
 from polydraft.drafters.heads.formats.mtp_folders import holds_mtp, is_mtp, read_mtp
-from polydraft.drafters.heads.formats.rider_folders import holds_pass, is_pass, read_pass
+from polydraft.drafters.heads.formats.rider_folders import SPACE, holds_pass, is_pass, read_pass
 from polydraft.drafters.heads.formats.spire_folders import holds_spire, is_spire, read_spire
 from polydraft.drafters.heads.formats.walked.own_walk_folders import holds_walk, is_walk, read_walk
 from polydraft.drafters.heads.formats.walked.walk_folders import (
@@ -103,18 +103,28 @@ def is_head(name: object) -> bool:
         return False
 
 
-def has_head_inside(name: object) -> bool:
-    """Tell by its configuration whether a model's folder holds the head that drafts for it as well (Medusa-2).
+def drafts_inside(name: object) -> str:
+    """Return what a model's folder has that drafts for it as well, by its configuration.
 
-    Of names that are none of folders the hub would have to be asked, and then the answer is no.
+    Of names that are none of folders the hub would have to be asked, and then it is nothing.
+
+    Returns:
+        "head" (Medusa-2), "masks" (SPACE), or "" for nothing.
     """
     if not isinstance(name, str | Path) or not os.path.isdir(os.path.expanduser(name)):
-        return False
+        return ""
     try:
         _, config = plain_config(name)
     except CheckpointError:  # whoever loads it as a model will say so
-        return False
-    return is_medusa(config) and config.get("model_type") not in (None, "medusa")
+        return ""
+    if is_medusa(config) and config.get("model_type") not in (None, "medusa"):
+        return "head"
+    return "masks" if config.get("spd_type") == SPACE else ""
+
+
+def has_head_inside(name: object) -> bool:
+    """Tell by its configuration whether a model's folder holds the head that drafts for it as well (Medusa-2)."""
+    return drafts_inside(name) == "head"
 
 
 def _kind(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> HeadKind | None:
