@@ -44,7 +44,8 @@ def said(*requirements: str) -> str:
 def test_extras_are_those_of_pyproject() -> None:
     found = {name.lower(): one.requirements for name, one in vars(extras).items() if isinstance(one, Extra)}
     assert found == {name: tuple(lines) for name, lines in DECLARED.items() if name not in ("dev", "docs")}
-    assert all(line in DECLARED["dev"] for lines in found.values() for line in lines)
+    apart = "ray"  # `make test-ray` has an environment of its own
+    assert all(line in DECLARED["dev"] for name, lines in found.items() for line in lines if name != apart)
 
 
 def test_what_is_there_is_taken(packages: Path) -> None:

@@ -30,7 +30,7 @@ FLOORS = [
     ["bench", "conformance"],
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-LEVELS |= {"polydraft": 10, "server": 11, "integrations": 11, "cli": 12, "__main__": 12, LAB: 13}
+LEVELS |= {"polydraft": 10, "cluster": 11, "server": 12, "integrations": 12, "cli": 13, "__main__": 13, LAB: 14}
 NARROW = {
     "extras": {"errors"},
     "options": {"errors", "fetched"},

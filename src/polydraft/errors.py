@@ -83,6 +83,10 @@ class ServerError(PolydraftError):
     """A server cannot be reached, or its answers cannot be tested: which one, and why."""
 
 
+class ClusterError(PolydraftError):
+    """A Ray cluster cannot be joined, or its nodes cannot do the work: which one, and why."""
+
+
 class MissingExtra(PolydraftError):
     """An optional package is missing, too old or broken; how to install it."""
 

@@ -87,6 +87,7 @@ FIGURES = Extra("Figures need", ("matplotlib>=3.9",))
 GGUF = Extra("Reading a GGUF file needs", ("accelerate>=1.4,<2", "gguf>=0.18"))
 GRAMMAR = Extra("A grammar needs", ("llguidance>=1.3,<2",))
 HTTP = Extra("Testing a server needs", ("httpx>=0.27,<1",))
+RAY = Extra("A Ray cluster needs", ("ray[serve,data]>=2.60,<3",))
 SERVE = Extra(
     "polydraft serve needs",
     ("fastapi>=0.115", "llguidance>=1.3,<2", "pydantic>=2.12,<3", "prometheus-client>=0.20", "uvicorn>=0.30"),
@@ -101,5 +102,6 @@ EXTRAS = {
     "figures": FIGURES,
     "tune": TUNE,
     "http": HTTP,
+    "ray": RAY,
 }
 """All of them by their names in pyproject.toml."""

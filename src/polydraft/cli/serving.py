@@ -5,16 +5,21 @@ import ipaddress
 import signal
 import socket
 import threading
+import time
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from polydraft.cli.printing import say_on_one_line
+from polydraft.cluster import joined
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.extras import SERVE
 from polydraft.options.commands.serve_options import Settings
 
 LOCAL = "localhost"
+RAY_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GLANCE = 0.1
+"""Seconds between two looks for a signal."""
 PATIENCE = 2
 """Connections that are still open when all requests have ended have so many seconds."""
 
@@ -31,6 +36,8 @@ def run_serve(settings: Settings) -> int:
         PolydraftError: the model cannot be served.
     """
     SERVE.check()
+    if settings.ray:
+        return _run_on_ray(settings)
     if settings.parallel is not None:
         _follow_if_other_rank(settings)
     import uvicorn
@@ -40,9 +47,8 @@ def run_serve(settings: Settings) -> int:
 
     host = settings.host
     listening = bound(host, settings.port)
-    alone = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
-    if alone and not settings.keys:
-        settings = replace(settings, hosts=settings.hosts or (LOCAL,))
+    alone = _is_of_this_machine(listening)
+    settings = _guarded(settings, alone=alone)
     try:
         write_logs()
         app = build_app(settings, waits=False)
@@ -56,10 +62,7 @@ def run_serve(settings: Settings) -> int:
             limit_concurrency=settings.max_connections + 1,  # where it is reached, the connection itself is counted
         )
         number = listening.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        if not alone and not settings.keys:
-            say_on_one_line(f"No key is needed, so whoever reaches {shown}:{number} may use the model: set --api-key.")
-        say_on_one_line("Loading the model ...")
+        _say_begun(settings, number, alone=alone)
         server = _serving(uvicorn, config, desk)
 
         failures: list[PolydraftError] = []
@@ -73,9 +76,7 @@ def run_serve(settings: Settings) -> int:
                 server.should_exit = True
                 return
             if desk.ready and not desk.stopping:
-                say_on_one_line(
-                    f"{settings.name} is served at http://{shown}:{number} with the page at /; Ctrl-C stops it."
-                )
+                _say_ready(settings, number)
                 told = {"batch_size": settings.batch_size, "workers": desk.pids}
                 log("serving", model=settings.name, host=host, port=number, **told)
 
@@ -91,6 +92,78 @@ def run_serve(settings: Settings) -> int:
     if not desk.told:
         desk.wait(0.0)
     return 0
+
+
+def _is_of_this_machine(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _guarded(settings: Settings, *, alone: bool) -> Settings:
+    """Return settings by which no other name than this machine's is answered to, where only it can call."""
+    return replace(settings, hosts=settings.hosts or (LOCAL,)) if alone and not settings.keys else settings
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _say_begun(settings: Settings, port: int, *, alone: bool) -> None:
+    if not alone and not settings.keys:
+        place = f"{_shown(settings.host)}:{port}"
+        say_on_one_line(f"No key is needed, so whoever reaches {place} may use the model: set --api-key.")
+    say_on_one_line("Loading the model ...")
+
+
+def _say_ready(settings: Settings, port: int) -> None:
+    place = f"http://{_shown(settings.host)}:{port}"
+    say_on_one_line(f"{settings.name} is served at {place} with the page at /; Ctrl-C stops it.")
+
+
+def _run_on_ray(settings: Settings) -> int:
+    """Serve from a Ray cluster until SIGTERM or Ctrl-C; SIGUSR1 lets the copies of the model be started anew.
+
+    Raises:
+        ClusterError: there is no cluster, or it cannot serve the model.
+        InvalidParameter: nobody can listen there.
+        MissingExtra: Ray is not installed.
+    """
+    listening = bound(settings.host, settings.port)
+    port, alone = listening.getsockname()[1], _is_of_this_machine(listening)
+    listening.close()  # it is Ray that listens there, on the cluster's head
+    settings = _guarded(replace(settings, port=port), alone=alone)
+    with joined(settings.address) as ray:
+        from polydraft.server.ray.deploying import RayServer
+
+        server, told = RayServer(ray, settings), list[int]()
+        server.check()
+        _say_begun(settings, port, alone=alone)
+        try:
+            server.start()
+            for number in RAY_SIGNALS:
+                signal.signal(number, lambda number, _: told.append(number))
+            _say_ready(settings, port)
+            _obey(server, told)
+        finally:
+            server.stop()
+    return 0
+
+
+def _obey(server: Any, told: list[int]) -> None:
+    """Do what signals say until one of them says stop; one that comes while it stops ends the process at once."""
+    while True:
+        while not told:
+            time.sleep(GLANCE)
+        if told.pop(0) != signal.SIGUSR1:
+            break
+        server.restart()
+        say_on_one_line("All copies of the model were started anew.")
+    say_on_one_line("Stopping after what runs; Ctrl-C again stops at once.")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave_at_once)
+
+
+def _leave_at_once(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _follow_if_other_rank(settings: Settings) -> None:

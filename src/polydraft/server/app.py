@@ -37,19 +37,20 @@ from polydraft.server.wire.bodies import BodyRoute
 from polydraft.server.wire.error_answers import Refused, of_fields, ours
 from polydraft.server.wire.openapi import ASKED, ERRORS, answers, described
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from polydraft.server.worker import traced
+from polydraft.server.worker import Hire, traced
 
 
-def build_app(settings: Settings, *, waits: bool = True) -> FastAPI:
+def build_app(settings: Settings, *, waits: bool = True, hire: Hire | None = None) -> FastAPI:
     """Return the application; its worker starts with it, unless `app.state.desk.launch()` was called before.
 
     Args:
         settings: what the operator decides.
         waits: whether it begins to answer when the model is loaded. Otherwise it begins at once, and refuses what needs
             the model (503) until then; `app.state.desk.wait()` raises why it cannot be loaded.
+        hire: makes its workers, where these are neither processes nor threads of this machine.
     """
     metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
-    desk = Desk(settings, metrics)
+    desk = Desk(settings, metrics, hire)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

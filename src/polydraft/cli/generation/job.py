@@ -27,7 +27,7 @@ def check_files(options: GenerateOptions) -> None:
         InvalidParameter: options that do not go together.
     """
     if options.input_file is None:
-        of_files = {"--output": options.output, "--batch-size": options.batch_size}
+        of_files = {"--output": options.output, "--batch-size": options.batch_size, "--ray": options.ray or None}
         lonely = [name for name, value in of_files.items() if value is not None]
         if lonely:
             raise InvalidParameter(f"{lonely[0]} needs --input: a file of prompts.")

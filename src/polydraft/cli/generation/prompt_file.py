@@ -1,5 +1,6 @@
 """`polydraft generate --input`: every prompt of a file through one running batch, each text written as it ends."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -8,30 +9,20 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from polydraft import __version__
 from polydraft.bench.prompts import read_text
-from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import digests
 from polydraft.cli.clashes import idle_filters, refuse_clashes
-from polydraft.cli.generation.one_text import (
-    WARM_UP_STEPS,
-    check_request,
-    compiling,
-    drafter_name,
-    drafter_of,
-    load_pair_of,
-    plan_file,
-    planned_options,
-    text_options,
-)
+from polydraft.cli.generation.one_text import check_request, drafter_name, plan_file
+from polydraft.cli.generation.row_texts import RowTexts
+from polydraft.cli.generation.rows_on_ray import check_rows_on_ray, texts_on_ray
 from polydraft.cli.generation.text_file import Line, Output, Row, read_rows
 from polydraft.cli.printing import console, counted, notes_beside, print_json_line, progress_bar, warnings_as_sentences
 from polydraft.cli.process import FAILED, INTERRUPTED, noted_interruption, stopped
-from polydraft.engine import Completed, ManyRun, Statistics, generate_many
+from polydraft.engine import Completed, ManyRun, Statistics
 from polydraft.errors import InvalidParameter, PromptFileError
-from polydraft.models import Grammar, Pair, text_of
+from polydraft.models import Grammar
 from polydraft.options.commands.generate_options import GenerateOptions
 from polydraft.planning import PairPlan, load_plan
 
@@ -91,6 +82,8 @@ def run_file(request: GenerateOptions, grammar: Grammar | None = None) -> int:
     """
     as_json, quiet = request.as_json, request.quiet
     options = check_request(replace(request, seed=request.seed or 0), drafter_name(request))
+    if request.ray:
+        check_rows_on_ray(request)
     file = plan_file(request)
     plan = load_plan(file) if file else None
     notes = notes_beside(request)
@@ -107,7 +100,11 @@ def run_file(request: GenerateOptions, grammar: Grammar | None = None) -> int:
             _note_error(output, outcome, row, row.error)
     try:
         if waiting:
-            _Work(request, job, grammar, notes, output, outcome).do(waiting, options, plan)
+            work = _Work(request, job, grammar, notes, output, outcome)
+            if request.ray:
+                work.do_on_ray(waiting)
+            else:
+                work.do(waiting, options, plan)
     except KeyboardInterrupt:
         outcome.interrupted = True
     if outcome.interrupted:
@@ -182,58 +179,44 @@ class _Work:
     def do(self, rows: Sequence[Row], options: dict[str, Any], plan: PairPlan | None) -> None:
         """Load the models, and continue every row whose conversation the chat template takes."""
         with self.notes.status("Loading the models ..."):
-            pair = load_pair_of(self.request)
-        prompts = self._encoded(pair, rows)
+            texts = RowTexts(self.request, self.job.batch_size, self.grammar, self.notes)
+        prompts, refused = texts.encoded(rows)
+        self._refuse(rows, refused, some=bool(prompts))
         if prompts:
-            taken = [row for row in rows if row.id in prompts]
-            self._write(pair, self._begun(pair, prompts, taken, options, plan), taken)
+            self._write(texts, texts.begun(prompts, rows, options, plan), [row for row in rows if row.id in prompts])
 
-    def _encoded(self, pair: Pair, rows: Sequence[Row]) -> dict[Any, Tensor]:
-        """Return the prompts' tokens by their rows' names; a refused conversation costs its row only.
+    def do_on_ray(self, rows: Sequence[Row]) -> None:
+        """Let copies of the models in a Ray cluster continue every row whose conversation the chat template takes."""
+        said: list[tuple[Row, str]] = []
+        silent = not self.notes.is_terminal
+        begun = time.perf_counter()
+        with progress_bar(self.notes, silent=silent) as progress, warnings_as_sentences():
+            total = self.outcome.before + len(rows)
+            task = progress.add_task("Starting the cluster", total=total, completed=self.outcome.before)
+            for texts in texts_on_ray(self.request, self.job.batch_size, self.grammar, rows):
+                said += texts.refused
+                for row, told in texts.written:
+                    self._add(row, told)
+                    progress.update(task, completed=total - self.outcome.left - len(said))
+                self.outcome.statistics.join(texts.statistics, time.perf_counter() - begun)
+                progress.update(task, description=_speed(self.outcome.statistics))
+        self._refuse(rows, said, some=len(said) < len(rows))
+
+    def _refuse(self, rows: Sequence[Row], refused: Sequence[tuple[Row, str]], *, some: bool) -> None:
+        """Note which conversations the chat template refuses; each costs its row only.
 
         Raises:
             PromptFileError: all are refused, and there is no text from before.
         """
-        prompts: dict[Any, Tensor] = {}
-        refused: list[tuple[Row, str]] = []
-        for row in rows:
-            try:
-                prompts[row.id] = encode(pair, row.asked)[0]
-            except InvalidParameter as error:
-                refused.append((row, str(error).removesuffix(".")))
-        if refused and not prompts and not self.output.texts:
+        if refused and not some and not self.output.texts:
             row, why = refused[0]
             others = f" None of the {len(rows)} rows can be used." if len(rows) > 1 else ""
             raise PromptFileError(f"{self.job.input}, line {row.line}: {why}.{others}")
         for row, why in refused:
             self.outcome.left -= 1
             _note_error(self.output, self.outcome, row, why)
-        return prompts
 
-    def _begun(
-        self,
-        pair: Pair,
-        prompts: dict[Any, Tensor],
-        rows: Sequence[Row],
-        options: dict[str, Any],
-        plan: PairPlan | None,
-    ) -> ManyRun:
-        options["drafter"] = drafter_of(drafter_name(self.request), pair, self.request)
-        if plan:
-            example = _typical(list(prompts.values()))
-            options |= planned_options(self.request, plan, pair, example.unsqueeze(0), options, self.notes)
-        options |= text_options(self.request, self.grammar, pair)
-        options["seed"] = self.request.seed or 0
-        own = {row.id: _own_options(row, self.request.sampling) for row in rows if row.own}
-        options |= {"batch_size": self.job.batch_size, "per_prompt": own}
-        if self.request.compiled:
-            with compiling(self.notes):
-                first = generate_many(pair.target, prompts, **options)
-                for _ in range(WARM_UP_STEPS):
-                    first.step()
-        return generate_many(pair.target, prompts, **options)
-
-    def _write(self, pair: Pair, run: ManyRun, rows: Sequence[Row]) -> None:
+    def _write(self, texts: RowTexts, run: ManyRun, rows: Sequence[Row]) -> None:
         named: dict[Any, Row] = {row.id: row for row in rows}
         self.outcome.statistics = run.statistics
         silent = not self.notes.is_terminal
@@ -246,7 +229,7 @@ class _Work:
             task = progress.add_task("", total=total, completed=self.outcome.before)
             while not (run.over or interrupted()):
                 for one in self._step(run):
-                    self._add(named[one.name], one, pair)
+                    self._add(named[one.name], texts.told(named[one.name], one))
                 progress.update(task, completed=total - self.outcome.left, description=_speed(run.statistics))
             self.outcome.interrupted = not run.over
 
@@ -259,41 +242,13 @@ class _Work:
                 f"command goes on from {self.output.path}."
             ) from error
 
-    def _add(self, row: Row, one: Completed, pair: Pair) -> None:
+    def _add(self, row: Row, told: Line | str) -> None:
         self.outcome.left -= 1
-        if one.error:
-            _note_error(self.output, self.outcome, row, one.error.removesuffix("."))
+        if isinstance(told, str):
+            _note_error(self.output, self.outcome, row, told)
         else:
-            self.output.add(_line(row, one, text_of(pair.tokenizer, one.tokens)))
+            self.output.add(told)
             self.outcome.new += 1
-
-
-def _typical(prompts: Sequence[Tensor]) -> Tensor:
-    return sorted(prompts, key=len)[len(prompts) // 2]
-
-
-def _own_options(row: Row, common: dict[str, Any]) -> dict[str, Any]:
-    """Return a row's options as the engine takes them; a temperature alone keeps all tokens, as on the command line."""
-    warmed = row.own.get("temperature") and "top_k" not in common
-    return {**row.own, "top_k": 0} if warmed else row.own
-
-
-def _line(row: Row, one: Completed, text: str) -> Line:
-    line: Line = {
-        "id": row.id,
-        "line": row.line,
-        **row.told,
-        "text": text,
-        "finish": one.finish,
-        "new_tokens": len(one.tokens),
-        "target_calls": one.target_calls,
-        "block_efficiency": round(one.block_efficiency, 4),
-        "accepted": one.accepted,
-        "verifier": one.verifier,
-        "lossless": one.lossless,
-        "seed": one.seed,
-    }
-    return {**line, "options": row.own} if row.own else line
 
 
 def _speed(statistics: Statistics) -> str:

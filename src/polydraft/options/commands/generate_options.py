@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from polydraft.options.commands.option_groups import (
+    ADDRESS,
     CHAT_TEMPLATE,
     DRAFT_DEVICE,
     DRAFTING,
@@ -16,9 +17,12 @@ from polydraft.options.commands.option_groups import (
     PARALLEL,
     PROMPTS,
     QUIET,
+    RAY,
+    REPLICAS,
     SEED,
     TARGET,
     TextOptions,
+    check_ray,
 )
 from polydraft.options.option import LARGEST_SEED, count, option
 from polydraft.options.sampling_options import SAMPLING
@@ -65,6 +69,12 @@ class GenerateOptions(TextOptions):
         None, "File for the texts of --input; the same call goes on.", FILES, metavar="FILE", check=to_write
     )
     batch_size: int | None = count(None, "Texts of --input at a time. Default: 8.", FILES)
+    ray: bool = RAY.but(help="Share --input among copies of the models in a Ray cluster.", panel=FILES).usually(False)
+    address: str | None = ADDRESS.but(panel=FILES).usually(None)
+    replicas: str | None = REPLICAS.but(panel=FILES).usually(None)
+
+    def __post_init__(self) -> None:
+        check_ray(ray=self.ray, address=self.address, replicas=self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)

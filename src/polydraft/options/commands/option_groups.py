@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from polydraft.errors import InvalidParameter, shown
 from polydraft.options.option import LARGEST_COUNT, LARGEST_SEED, Option, ServerField
 from polydraft.options.sampling_options import SAMPLING, Sampling
 from polydraft.options.value_checks import device_name, filled, folder_to_write, model_name, precision, to_read
@@ -34,6 +35,18 @@ PARALLEL = Option(
     "Share the target among so many processes, one a GPU; mlp:2 leaves attention whole in each (docs/parallel.md).",
     MODELS,
     metavar="N",
+)
+RAY = Option(
+    "Run copies of the model in a Ray cluster: that of --address, else one of this machine alone (docs/scaling.md).",
+    MODELS,
+)
+ADDRESS = Option(
+    "HOST:PORT of a Ray cluster, of which this machine is a node. Default: that of RAY_ADDRESS, if there is one.",
+    MODELS,
+    metavar="ADDRESS",
+)
+REPLICAS = Option(
+    "How many copies there are in the cluster, or at least and at most. Default: 1.", MODELS, metavar="N|MIN:MAX"
 )
 DEVICE = Option("auto, cpu, cuda, cuda:1, ...", MODELS, metavar="NAME", check=device_name)
 DRAFT_DEVICE = DEVICE.but(help="Where the draft model lies. Default: beside the target.")
@@ -83,6 +96,33 @@ QUIET = Option("Print the new text and nothing else.", OUTPUT, flag="--quiet -q"
 RESULTS_ALONE = QUIET.but(help="Print the results and nothing else.")
 FILE_TO_READ = Option("A file to read.", metavar="FILE", check=to_read)
 FOLDER = Option("A folder to fill.", metavar="FOLDER", check=folder_to_write)
+
+
+def replica_range(said: str | None) -> tuple[int, int]:
+    """Return how many copies of a model are meant, at least and at most.
+
+    Raises:
+        InvalidParameter: it is neither a number nor a range of numbers.
+    """
+    least, colon, most = (said or "1").partition(":")
+    numbers = [int(one) if one.isdecimal() and len(one) < 6 else 0 for one in (least, most if colon else least)]
+    if not 1 <= numbers[0] <= numbers[1]:
+        raise InvalidParameter(
+            f"--replicas must be a number such as 2, or a range of such as 1:4, from 1 on, but is {shown(said)}."
+        )
+    return numbers[0], numbers[1]
+
+
+def check_ray(*, ray: bool, address: str | None, replicas: str | None) -> tuple[int, int]:
+    """Check what is said of a cluster; return how many copies of the model there are at least and at most.
+
+    Raises:
+        InvalidParameter: something is said of a cluster that is not used, or no such numbers.
+    """
+    for name, value in {"--address": address, "--replicas": replicas}.items():
+        if value is not None and not ray:
+            raise InvalidParameter(f"{name} is about a Ray cluster: give --ray too, or leave it out.")
+    return replica_range(replicas)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polydraft.errors import InvalidParameter
 from polydraft.options.commands.option_groups import (
+    ADDRESS,
     DEVICE,
     DRAFT,
     DRAFT_DEVICE,
@@ -15,14 +16,18 @@ from polydraft.options.commands.option_groups import (
     MODELS,
     OUTPUT,
     PARALLEL,
+    RAY,
+    REPLICAS,
     TARGET,
     TREE,
     VERIFIER,
     WEIGHTS,
+    check_ray,
+    replica_range,
 )
 from polydraft.options.option import check, count, option
 
-ADDRESS, LIMITS = "Address", "Limits"
+NETWORK, LIMITS = "Address", "Limits"
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
 LEVELS = (NONE, SUMMARY, DETAILED)
 """How much is told of a request's drafts: nothing, counts, or counts and every step."""
@@ -62,12 +67,12 @@ class Settings:
         metavar="NAME",
         words=PLANS,
     )
-    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 for all.", ADDRESS, metavar="NAME")
-    port: int = option(8000, "Port to listen at; 0 for a free one.", ADDRESS, check=_port)
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 for all.", NETWORK, metavar="NAME")
+    port: int = option(8000, "Port to listen at; 0 for a free one.", NETWORK, check=_port)
     keys: tuple[str, ...] = option(
         (),
         "Key that clients must send; may be repeated. Default: none is needed.",
-        ADDRESS,
+        NETWORK,
         flag="--api-key",
         metavar="KEY",
         variable="POLYDRAFT_API_KEY",
@@ -76,14 +81,14 @@ class Settings:
         (),
         "Name by which clients may call, beside localhost and numbers; may be repeated. Default: any, but none at "
         "an address of this machine alone without a key.",
-        ADDRESS,
+        NETWORK,
         flag="--allowed-host",
         metavar="NAME",
     )
     origins: tuple[str, ...] = option(
         (),
         "Web page from elsewhere that may call, such as https://example.org; may be repeated. Default: none.",
-        ADDRESS,
+        NETWORK,
         flag="--cors-origin",
         metavar="URL",
     )
@@ -103,7 +108,14 @@ class Settings:
     parallel: str | None = PARALLEL.usually(None)
     draft_device: str | None = DRAFT_DEVICE.usually(None)
     workers: int = count(1, "Processes with the model, which share the requests and the threads.", MODELS)
-    threads: int | None = count(None, "CPU threads of all models together. Default: torch's.", MODELS)
+    threads: int | None = count(
+        None,
+        "CPU threads of all models together, or, with --ray, of each. Default: torch's, or, with --ray, 1.",
+        MODELS,
+    )
+    ray: bool = RAY.usually(False)
+    address: str | None = ADDRESS.usually(None)
+    replicas: str | None = REPLICAS.usually(None)
     batch_size: int = count(8, "Texts that a worker has in progress at a time.", LIMITS)
     max_queue: int = option(128, "Texts that may wait; more get 429.", LIMITS, least=0)
     max_connections: int = count(1000, "Open connections; more get 503.", LIMITS)
@@ -151,6 +163,19 @@ class Settings:
             raise InvalidParameter(f"The draft {self.draft!r} needs a target; that of the embedded pair is 'pair'.")
         if any(not key or not key.isascii() for key in self.keys):
             raise InvalidParameter("API keys must be ASCII characters, at least one.")
+        check_ray(ray=self.ray, address=self.address, replicas=self.replicas)
+        if self.ray:
+            self._check_places()
+
+    def _check_places(self) -> None:
+        """Check that nothing is said of where models are that a Ray cluster decides."""
+        if self.workers > 1:
+            raise InvalidParameter("--workers counts processes of one machine: with --ray give --replicas.")
+        if self.parallel is not None:
+            raise InvalidParameter("With --ray every copy of the model is whole, on one device: leave --parallel out.")
+        for name, device in {"--device": self.device, "--draft-device": self.draft_device}.items():
+            if device and ":" in device:
+                raise InvalidParameter(f"With --ray the cluster chooses the GPU, not {name} {device}: write cuda.")
 
     @cached_property
     def name(self) -> str:
@@ -159,6 +184,11 @@ class Settings:
             return self.model_name or "polydraft-embedded"
         place = Path(self.target)
         return place.resolve().name if place.exists() or place.is_absolute() else self.target
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """How many workers there are, at least and at most."""
+        return replica_range(self.replicas) if self.ray else (self.workers, self.workers)
 
     @property
     def drafter_word(self) -> str | None:

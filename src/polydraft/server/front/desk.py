@@ -17,24 +17,30 @@ from polydraft.server.front.metrics import Metrics, Timing
 from polydraft.server.front.slots import WorkerSlot, chosen
 from polydraft.server.front.tickets import SOON, Attempt, Ticket
 from polydraft.server.wire.error_answers import Refused
-from polydraft.server.worker import WARNED, Ask, Event, Spell, new_worker
+from polydraft.server.worker import WARNED, Ask, Event, Hire, Spell, new_worker
+from polydraft.server.worker.asks import OVER
 
 MOST_PAUSE = 30.0
 ENDING = 5.0
 """Seconds that a worker has to end by itself."""
 GLANCE = 0.05
 """Seconds between two looks at a worker that is to be replaced."""
-OVER = ("spelt", "refused", "failed")
-"""What is said last of a request."""
 
 
 class Desk:
-    """Keep the workers and those who wait for them."""
+    """Keep the workers and those who wait for them.
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.settings, self.metrics = settings, metrics
-        texts = settings.batch_size + settings.kept_texts if settings.workers > 1 else 0
-        self.slots = [WorkerSlot(number, texts) for number in range(settings.workers)]
+    Args:
+        settings: the server's.
+        metrics: where it measures.
+        hire: makes a worker for a place that has none; where it is None these are processes or threads.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, hire: Hire | None = None) -> None:
+        self.settings, self.metrics, self._hire = settings, metrics, hire or new_worker
+        self._least, places = settings.places
+        texts = settings.batch_size + settings.kept_texts if places > 1 else 0
+        self.slots = [WorkerSlot(number, texts) for number in range(places)]
         self.tickets: dict[str, Ticket] = {}
         self.told: Mapping[str, Any] = {}
         self.stopping = False
@@ -70,9 +76,9 @@ class Desk:
 
     def _launch(self, slot: WorkerSlot) -> None:
         slot.known.clear()
-        slot.broken = ""
+        slot.broken, slot.closed = "", False
         try:
-            slot.worker = worker = new_worker(self.settings, partial(self._say, slot))
+            slot.worker = worker = self._hire(self.settings, partial(self._say, slot))
         except Exception as error:  # noqa: BLE001  it may be started on a thread, where nobody would hear of it
             slot.broken = f"The model's process cannot be started: {error}"
             self._settled(slot)
@@ -83,7 +89,7 @@ class Desk:
             self._soon(self._dispatch)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until all workers have loaded the model.
+        """Wait until all workers that there are at least have loaded the model.
 
         Raises:
             PolydraftError: one cannot.
@@ -257,13 +263,15 @@ class Desk:
     def _settled(self, slot: WorkerSlot) -> None:
         """Note that it is known whether a worker can load the model."""
         slot.known.set()
-        if slot.broken or all(one.known.is_set() for one in self.slots):
+        if slot.broken or sum(one.known.is_set() for one in self.slots) >= self._least:
             self._known.set()
 
     def _say(self, slot: WorkerSlot, event: Event) -> None:
         if event.kind == WARNED:
             log("warning", level=logging.WARNING, message=event.said["message"])
             return
+        if event.kind == "closing":
+            slot.closed = True
         if event.kind in ("ready", "broken"):
             slot.ready, slot.broken = event.kind == "ready", str(event.said.get("message", ""))
             self.told = event.said if slot.ready else self.told

@@ -1,7 +1,7 @@
 """The worker: the process that owns the model."""
 
 from polydraft.server.worker.asks import Ask, CallRequest, Cancel, Event, GrammarRequest, Speculation, Spell
-from polydraft.server.worker.workers import WARNED, ProcessWorker, ThreadWorker, Worker, new_worker, traced
+from polydraft.server.worker.workers import WARNED, Hire, ProcessWorker, ThreadWorker, Worker, new_worker, traced
 
 __all__ = [
     "WARNED",
@@ -10,6 +10,7 @@ __all__ = [
     "Cancel",
     "Event",
     "GrammarRequest",
+    "Hire",
     "ProcessWorker",
     "Speculation",
     "Spell",

@@ -229,7 +229,8 @@ class Event:
     Args:
         kind: "ready" (once, with what it serves), "broken" (it cannot be), "begun" (a request was taken),
             "refused" (it was not), "joined" (a text is read and written now), "gained" (what a step brought it),
-            "failed" (a request ended with an error of ours), "spelt", "stepped" (how many tokens a step had in all).
+            "failed" (a request ended with an error of ours), "spelt", "stepped" (how many tokens a step had in all),
+            "closing" (it ends what it has and is to get nothing else), "gone" (the last that is said).
         name: of the request.
         said: the rest.
     """
@@ -237,6 +238,10 @@ class Event:
     kind: str
     name: str = ""
     said: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+OVER = ("spelt", "refused", "failed")
+"""What is said last of a request, but for texts, each of which ends with its own "finish"."""
 
 
 class Unfit(PolydraftError):

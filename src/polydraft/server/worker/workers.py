@@ -51,6 +51,10 @@ class Worker(Protocol):
         ...
 
 
+Hire = Callable[[Settings, Say], Worker]
+"""Make a worker, which loads the model and then says so."""
+
+
 def new_worker(settings: Settings, say: Say) -> Worker:
     """Start one of a server's workers, with its share of the threads."""
     if settings.workers > 1:

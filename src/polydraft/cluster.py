@@ -1,0 +1,207 @@
+"""A Ray cluster: how it is joined, and whether its nodes can do the work."""
+
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from polydraft import __version__
+from polydraft.errors import ClusterError, InvalidParameter, MissingExtra
+from polydraft.extras import RAY
+
+PATIENCE = 5.0
+"""Seconds within which the head of a cluster takes a connection."""
+LOOKING = 120.0
+"""Seconds within which all nodes say what they have; the first process of ours on a node imports torch."""
+ADDRESS = "RAY_ADDRESS"
+"""The environment variable that names a cluster where no option does."""
+STORES = ("suffix", "rest")
+"""Words of drafters behind whose colon a folder stands."""
+TOO_SMALL = re.compile(r"(object store|shared|shm|plasma)", re.IGNORECASE)
+
+
+@contextmanager
+def joined(address: str | None) -> Iterator[Any]:
+    """Join a cluster, or start one of this machine alone for as long as it is needed; give the package `ray`.
+
+    Where this process has joined one already that is used, and stays.
+
+    Args:
+        address: HOST:PORT of the head, or "auto" for the cluster that runs on this machine.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        InvalidParameter: no such address is possible.
+        ClusterError: there is no cluster, this machine is no node of it, or none can be started here.
+    """
+    RAY.check()
+    import ray
+
+    if ray.is_initialized():
+        yield ray
+        return
+    address = address or os.environ.get(ADDRESS) or None
+    if address not in (None, "auto", "local"):
+        _check_reachable(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of whoever writes texts
+    try:
+        ray.init(address or "local", **({} if address else {"include_dashboard": False}), logging_level="ERROR")
+    except Exception as error:
+        raise _unjoined(address, error) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Check that something listens where a cluster's head is to be, for which Ray itself would wait for a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        raise InvalidParameter(f"--address must be HOST:PORT of a Ray cluster's head, or auto, but is {address!r}.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ClusterError(
+            f"There is no Ray cluster at {address} ({reason.lower()}): give the one that `ray start --head` printed."
+        ) from error
+
+
+def _unjoined(address: str | None, error: Exception) -> ClusterError:
+    said = first_sentence(error)
+    if address is None:
+        way = "free memory and /dev/shm (docker run --shm-size)" if TOO_SMALL.search(said) else "see `ray start --head`"
+        return ClusterError(f"Ray cannot start a cluster of this machine: {way}, since Ray says: {said}.")
+    return ClusterError(
+        f"The Ray cluster at {address} cannot be joined: run `ray start --address=HOST:PORT` on this machine, "
+        f"which must be one of its nodes, since Ray says: {said}."
+    )
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the beginning of what a library says, on one line and without its last stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.split(r"(?<=[^.\d])\. ", text)[0][:300].rstrip(". ")
+
+
+def part_of_ray(name: str) -> Any:
+    """Return a part of Ray, which has packages of its own.
+
+    Raises:
+        MissingExtra: one of these is missing.
+    """
+    try:
+        return import_module(f"ray.{name}")
+    except ImportError as error:
+        needed = RAY.requirements[0]
+        raise MissingExtra(
+            f'A part of Ray cannot be imported ({first_sentence(error)}): pip install "{needed}".'
+        ) from error
+
+
+def at_its_place(name: str | None) -> str | None:
+    """Return what names a folder, maybe behind the word of a drafter, as processes elsewhere find it."""
+    if name is None:
+        return None
+    if _is_folder(name):
+        return str(Path(name).expanduser().absolute())
+    before, _, behind = name.partition(":")
+    return f"{before}:{Path(behind).expanduser().absolute()}" if before in STORES and behind else name
+
+
+def report(paths: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the version of polydraft here, and those of the paths that are not here."""
+    return __version__, tuple(path for path in paths if not Path(path).expanduser().exists())
+
+
+def gpus_of_copy(ray: Any, device: str) -> float:
+    """Return how many GPUs a copy of a model takes: where none is asked for or against, one if there are any."""
+    return float(device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0))
+
+
+def check_nodes(ray: Any, *, cpus: float, gpus: float, models: Sequence[str | None], store: str | None = None) -> None:
+    """Check that the nodes on which copies of a model may run have this version of polydraft, and the folders.
+
+    Args:
+        ray: the package.
+        cpus: what a copy takes.
+        gpus: the same.
+        models: what names models and files, as `at_its_place` has it; what is only read.
+        store: a folder that drafters of all nodes write to.
+
+    Raises:
+        ClusterError: one has not, or there is no node that a copy could run on.
+    """
+    large = [one for one in ray.nodes() if one["Alive"] and _is_large(one["Resources"], cpus, gpus)]
+    if not large:
+        wanted = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+        raise ClusterError(
+            f"No node of the Ray cluster has the {wanted} that a copy of the model takes: see --threads."
+        )
+    folders = [one for one in models if one and _is_folder(one)]
+    with _marked(store) as marks:
+        for node, found in _reports(ray, large, [*folders, *marks]):
+            name = f"Node {node['NodeManagerAddress']} of the Ray cluster"
+            if isinstance(found, Exception):
+                raise _without_package(name, found)
+            version, missing = found
+            if version != __version__:
+                raise ClusterError(f"{name} has polydraft {version} and this machine {__version__}: install one there.")
+            for path in missing:
+                if path in folders:
+                    raise ClusterError(f"{name} has no {path}: the model must lie at the same place on every node.")
+                raise ClusterError(f"{name} does not share the store {store}: use a folder that all nodes share.")
+
+
+def _is_large(there: Any, cpus: float, gpus: float) -> bool:
+    return there.get("CPU", 0) >= cpus and there.get("GPU", 0) >= gpus
+
+
+def _is_folder(model: str) -> bool:
+    """Tell whether a model is named by where it lies; what no file is may be a word or a name on the hub."""
+    return Path(model).expanduser().exists() or model.startswith(("/", "./", "../", "~"))
+
+
+@contextmanager
+def _marked(store: str | None) -> Iterator[list[str]]:
+    """Put a file into a store's folder for as long as nodes look for it."""
+    if store is None:
+        yield []
+        return
+    folder = Path(store).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".shared-") as mark:
+            yield [mark.name]
+    except OSError as error:
+        raise ClusterError(f"The store {store} cannot be written: {error.strerror}.") from error
+
+
+def _reports(ray: Any, nodes: Sequence[Any], paths: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    """Yield what each node says, or the error that it ends in."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    asked = ray.remote(num_cpus=0, max_retries=0)(report)
+    refs = list[Any]()
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        refs.append(asked.options(scheduling_strategy=there).remote(paths))
+    for node, ref in zip(nodes, refs, strict=True):
+        try:
+            yield node, ray.get(ref, timeout=LOOKING)
+        except Exception as error:  # noqa: BLE001  whatever keeps a node from saying it
+            yield node, error
+
+
+def _without_package(name: str, error: Exception) -> ClusterError:
+    missing = re.search(r"No module named '([\w.]+)'", str(error))
+    if missing is None:
+        return ClusterError(f"{name} cannot be asked what it has: {first_sentence(error)}.")
+    package = missing[1].split(".")[0]
+    return ClusterError(f"{name} has no {package}: install the same polydraft with its extra `ray` on every node.")

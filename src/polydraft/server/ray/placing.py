@@ -1,0 +1,73 @@
+"""Which copy of the model gets a request: the one that the front has chosen, by which prompts each knows."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+
+class ReplicaBoard:
+    """The copies that are there, as Ray Serve has told this process, and who is to hear when they change."""
+
+    def __init__(self) -> None:
+        self._there: frozenset[str] = frozenset()
+        self._listeners: list[Callable[[], None]] = []
+        self._changing = threading.Lock()
+
+    @property
+    def there(self) -> frozenset[str]:
+        """The names of the copies that take requests."""
+        return self._there
+
+    def put(self, names: Iterable[str]) -> None:
+        """Note which copies there are, from whatever thread."""
+        with self._changing:
+            self._there = frozenset(names)
+            for listener in self._listeners:
+                listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have something called at every change, on a thread of Ray's."""
+        with self._changing:
+            self._listeners.append(listener)
+
+
+BOARD = ReplicaBoard()
+"""Ray makes the router itself, one for a process and a deployment, so both meet here."""
+
+
+class ReplicaAway(Exception):
+    """The copy that a request names takes no requests any more."""
+
+
+class PlacingRouter(RequestRouter):
+    """Send a request to the copy that it names last, or to any if that is None."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the copy that a request names; where it is not there, nobody waits for it."""
+        wanted = pending_request.args[-1] if pending_request is not None and pending_request.args else None
+        if wanted is None or pending_request is None:
+            return [candidate_replicas]
+        found = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
+        if not found and not pending_request.future.done():
+            pending_request.future.set_exception(ReplicaAway(wanted))
+        return [
+            found or candidate_replicas
+        ]  # with an empty list Ray would ask again and again, for a request that is over
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take the copies that take requests now: not those that are about to end."""
+        super().update_replicas(replicas)
+        self._tell()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Drop a copy whose actor has died."""
+        super().on_replica_actor_died(replica_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        there: Any = self.curr_replicas
+        BOARD.put(one.unique_id for one in there)
