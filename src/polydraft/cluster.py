@@ -147,7 +147,7 @@ def check_nodes(ray: Any, *, cpus: float, gpus: float, models: Sequence[str | No
     folders = [one for one in models if one and _is_folder(one)]
     with _marked(store) as marks:
         for node, found in _reports(ray, large, [*folders, *marks]):
-            name = f"Node {node['NodeManagerAddress']} of the Ray cluster"
+            name = f"Node {node['NodeManagerHostname']} of the Ray cluster"
             if isinstance(found, Exception):
                 raise _without_package(name, found)
             version, missing = found

@@ -21,7 +21,7 @@ from polydraft.engine import load
 from polydraft.models import Pair
 from polydraft.server import Settings, build_app
 from polydraft.server.front.desk import Desk
-from polydraft.server.worker import workers
+from polydraft.server.worker import Hire, workers
 
 COUNT = 200
 
@@ -48,9 +48,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 
 
 @contextmanager
-def running_app(**settings: Any) -> Iterator[tuple[str, Desk]]:
-    """Run a server with processes as workers at a free port."""
-    app = build_app(Settings(**settings))
+def running_app(hire: Hire | None = None, **settings: Any) -> Iterator[tuple[str, Desk]]:
+    """Run a server with processes as workers at a free port, or with whoever is hired."""
+    app = build_app(Settings(**settings), hire=hire)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

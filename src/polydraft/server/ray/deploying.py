@@ -9,7 +9,7 @@ from polydraft.cluster import at_its_place, check_nodes, first_sentence, gpus_of
 from polydraft.errors import ClusterError, InvalidParameter
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.ray.front import FRONT, MODEL, MODELS, RayFront
-from polydraft.server.ray.placing import PlacingRouter
+from polydraft.server.ray.replica_router import PlacingRouter
 from polydraft.server.ray.replica import ModelReplica
 
 ON_HEAD = {"node:__internal_head__": 0.001}

@@ -1,6 +1,7 @@
 """A copy of the model in a Ray cluster: the same worker as elsewhere, on a thread of an actor."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -43,11 +44,8 @@ class ModelReplica:
     """
 
     def __init__(self, settings: Settings) -> None:
-        import ray
-
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        self._node = ray.util.get_node_ip_address()
         self._stall = settings.stall
         self._streams: dict[str, asyncio.Queue[Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,7 +65,7 @@ class ModelReplica:
 
     def _unloaded(self, event: Event) -> str:
         said = event.said.get("message", "its worker ended while it loaded it; the logs of Ray say why.")
-        return f"Node {self._node} of the Ray cluster cannot load the model: {said}"
+        return f"Node {socket.gethostname()} of the Ray cluster cannot load the model: {said}"
 
     def _heard(self, event: Event) -> None:
         self._gone = self._gone or event.kind == "gone"

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.ray.placing import BOARD
 from polydraft.server.worker import Cancel, Event
 from polydraft.server.worker.writing import Say
 
@@ -15,6 +14,36 @@ PATIENCE = 10.0
 """Seconds within which a copy says that it is there."""
 PAUSE = 1.0
 """After so many seconds a copy that did not is asked again, if it still is among those that there are."""
+
+
+class ReplicaBoard:
+    """The copies that are there, as Ray Serve has told this process, and who is to hear when they change."""
+
+    def __init__(self) -> None:
+        self._there: frozenset[str] = frozenset()
+        self._listeners: list[Callable[[], None]] = []
+        self._changing = threading.Lock()
+
+    @property
+    def there(self) -> frozenset[str]:
+        """The names of the copies that take requests."""
+        return self._there
+
+    def put(self, names: Iterable[str]) -> None:
+        """Note which copies there are, from whatever thread."""
+        with self._changing:
+            self._there = frozenset(names)
+            for listener in self._listeners:
+                listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have something called at every change, on a thread of Ray's."""
+        with self._changing:
+            self._listeners.append(listener)
+
+
+BOARD = ReplicaBoard()
+"""Ray makes the router of a process itself, so that it and the pool meet here."""
 
 
 class ReplicaPool:
@@ -25,17 +54,18 @@ class ReplicaPool:
 
     Args:
         handle: of the deployment.
+        board: where it stands which copies there are.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
+    def __init__(self, handle: Any, board: ReplicaBoard = BOARD) -> None:
+        self.handle, self._board = handle, board
         self._waiting: list[ReplicaWorker] = []
         self._held: dict[str, ReplicaWorker] = {}
         self._aside: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        BOARD.listen(lambda: self.call(self._match))
+        board.listen(lambda: self.call(self._match))
         self.start(self._wake())
 
     async def _wake(self) -> None:
@@ -79,7 +109,7 @@ class ReplicaPool:
 
     def _match(self) -> None:
         """Give those that wait the copies that nobody has; let those end whose copy is not there."""
-        there = BOARD.there
+        there = self._board.there
         for place, worker in [*self._held.items()]:
             if place not in there:
                 worker.close()

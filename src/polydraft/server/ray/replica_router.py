@@ -1,40 +1,10 @@
 """Which copy of the model gets a request: the one that the front has chosen, by which prompts each knows."""
 
-import threading
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-
-class ReplicaBoard:
-    """The copies that are there, as Ray Serve has told this process, and who is to hear when they change."""
-
-    def __init__(self) -> None:
-        self._there: frozenset[str] = frozenset()
-        self._listeners: list[Callable[[], None]] = []
-        self._changing = threading.Lock()
-
-    @property
-    def there(self) -> frozenset[str]:
-        """The names of the copies that take requests."""
-        return self._there
-
-    def put(self, names: Iterable[str]) -> None:
-        """Note which copies there are, from whatever thread."""
-        with self._changing:
-            self._there = frozenset(names)
-            for listener in self._listeners:
-                listener()
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Have something called at every change, on a thread of Ray's."""
-        with self._changing:
-            self._listeners.append(listener)
-
-
-BOARD = ReplicaBoard()
-"""Ray makes the router itself, one for a process and a deployment, so both meet here."""
+from polydraft.server.ray.replica_worker import BOARD
 
 
 class ReplicaAway(Exception):
