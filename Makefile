@@ -11,14 +11,15 @@ GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_cor
 	cloudpickle diskcache genson jsonschema jsonschema-specifications referencing rpds-py attrs
 
 ECOSYSTEM := .venv-ecosystem
+RAY := .venv-ray
 CLIENTS := 'lm_eval[api]' trl langchain-openai llm
 
-MARKED := gpu or slow or grammars or ecosystem or smollm2 or families or browser or soak
+MARKED := gpu or slow or grammars or ecosystem or ray or smollm2 or families or browser or soak
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.
 RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: env demo serve test test-typed test-newest test-oldest smoke-newest test-slow test-own-passes test-models test-grammars \
-	test-ecosystem test-smollm2 test-browser soak site dist lint format clean
+	test-ecosystem test-ray test-smollm2 test-browser soak site dist lint format clean
 
 env: $(READY)
 
@@ -64,7 +65,7 @@ smoke-newest:
 	POLYDRAFT_MEASURE=no $(SMOKE)/bin/python -m pytest --noconftest -p no:cacheprovider -m 'not slow' tests/test_readme.py
 
 test-slow: env
-	$(RUN) -m "slow and not gpu and not grammars and not ecosystem and not smollm2"
+	$(RUN) -m "slow and not gpu and not grammars and not ecosystem and not ray and not smollm2"
 
 # What concerns passes once more, by models' own modules, which those of unknown anatomy run.
 test-own-passes: env
@@ -85,6 +86,12 @@ test-ecosystem:
 	$(MAKE) env VENV=$(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check $(PINS) $(CLIENTS)
 	OMP_NUM_THREADS=1 $(ECOSYSTEM)/bin/python -m pytest -m "$(SELECT)" tests/ecosystem
+
+# Ray clusters of this machine alone, in an environment of their own.
+test-ray:
+	$(MAKE) env VENV=$(RAY)
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check $(PINS) -e '.[ray]'
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -m ray tests/server tests/cli tests/test_examples.py
 
 # A real chat model, fetched once into the user's cache.
 test-smollm2: env
@@ -127,4 +134,4 @@ format: env
 	$(BIN)/ruff check --fix src lab tests examples
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-oldest $(ECOSYSTEM) $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-oldest $(ECOSYSTEM) $(RAY) $(SMOKE) build dist src/*.egg-info .pytest_cache .ruff_cache

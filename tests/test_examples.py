@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,14 @@ from polydraft.models.loading import SHIPPED
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-TESTED = {"own_checkpoint", "batch_file", "structured_output", "own_verifier", "server_and_client"}
+TESTED = {
+    "own_checkpoint",
+    "batch_file",
+    "structured_output",
+    "own_verifier",
+    "server_and_client",
+    "ray_on_one_machine",
+}
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -59,3 +67,13 @@ def test_server_and_client() -> None:
     command = [sys.executable, str(EXAMPLES / "server_and_client.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert ended.stdout.strip().endswith("tokens per pass of the target")
+
+
+@pytest.mark.ray
+def test_ray_on_one_machine() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, str(EXAMPLES / "ray_on_one_machine.py"), "--port", port, "--max-tokens", "24"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
+    assert "polydraft:worker_lost_total" in ended.stdout and "def" in ended.stdout

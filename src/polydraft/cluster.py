@@ -50,7 +50,12 @@ def joined(address: str | None) -> Iterator[Any]:
         _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of whoever writes texts
     try:
-        ray.init(address or "local", **({} if address else {"include_dashboard": False}), logging_level="ERROR")
+        ray.init(
+            address or "local",
+            **({} if address else {"include_dashboard": False}),
+            logging_level="ERROR",
+            log_to_driver=False,
+        )
     except Exception as error:
         raise _unjoined(address, error) from error
     try:

@@ -17,7 +17,7 @@ from polydraft.extras import SERVE
 from polydraft.options.commands.serve_options import Settings
 
 LOCAL = "localhost"
-RAY_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+RAY_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM))
 GLANCE = 0.1
 """Seconds between two looks for a signal."""
 PATIENCE = 2
@@ -153,7 +153,7 @@ def _obey(server: Any, told: list[int]) -> None:
     while True:
         while not told:
             time.sleep(GLANCE)
-        if told.pop(0) != signal.SIGUSR1:
+        if told.pop(0) in (signal.SIGINT, signal.SIGTERM):
             break
         server.restart()
         say_on_one_line("All copies of the model were started anew.")

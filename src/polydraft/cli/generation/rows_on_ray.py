@@ -136,7 +136,7 @@ def texts_on_ray(
 
 def _blocks(texts: Any) -> Iterator[TextBlock]:
     try:
-        for told in texts.iter_rows(prefetch_batches=0):
+        for told in texts.iter_rows():
             found: TextBlock = pickle.loads(told["block"])
             if found.failure:
                 raise ClusterError(found.failure)

@@ -9,8 +9,8 @@ from polydraft.cluster import at_its_place, check_nodes, first_sentence, gpus_of
 from polydraft.errors import ClusterError, InvalidParameter
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.ray.front import FRONT, MODEL, MODELS, RayFront
-from polydraft.server.ray.replica_router import PlacingRouter
 from polydraft.server.ray.replica import ModelReplica
+from polydraft.server.ray.replica_router import PlacingRouter
 
 ON_HEAD = {"node:__internal_head__": 0.001}
 """What Ray gives to the head of a cluster alone: the front lies there, since without the head nothing can be asked."""
@@ -73,7 +73,7 @@ class RayServer:
         front = self._serve.deployment(
             ray_actor_options={"num_cpus": 0, "resources": ON_HEAD},
             max_ongoing_requests=told.max_connections,
-            max_queued_requests=0,
+            max_queued_requests=told.max_connections,
             graceful_shutdown_timeout_s=told.grace,
         )(self._serve.ingress()(RayFront))
         with _as_sentences():

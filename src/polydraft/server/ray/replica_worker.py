@@ -111,28 +111,26 @@ class ReplicaPool:
         """Give those that wait the copies that nobody has; let those end whose copy is not there."""
         there = self._board.there
         for place, worker in [*self._held.items()]:
-            if place not in there:
+            if place not in there and worker.place is not None:
                 worker.close()
         for place in sorted(there - self._held.keys() - self._aside):
             if self._waiting:
                 worker = self._held[place] = self._waiting.pop(0)
-                worker.place = place
                 self.begin(self._ask(worker, place))
 
     async def _ask(self, worker: "ReplicaWorker", place: str) -> None:
         """Ask a copy whether it is there; a place whose copy does not answer waits for another."""
         try:
-            first: Event = await asyncio.wait_for(_answered(self.handle.known.remote(place)), PATIENCE)
+            first: Event | None = await asyncio.wait_for(_answered(self.handle.known.remote(place)), PATIENCE)
         except Exception:  # noqa: BLE001  Ray's errors, and those of a copy that ended meanwhile
+            first = None
+        if first is not None and not worker.over:
+            worker.take(place, first)
+        else:
             del self._held[place]
-            worker.place = None
             self._put_aside(place)
-            if not worker.over:
-                self._waiting.insert(0, worker)
-            return
-        if not worker.over:
-            worker.take(first)
-            self._match()
+            self._waiting[:0] = [] if worker.over else [worker]
+        self._match()
 
     def _put_aside(self, place: str) -> None:
         self._aside.add(place)
@@ -175,8 +173,9 @@ class ReplicaWorker:
         """Leave the copy alone: it is Ray that ends it, after what it has begun."""
         self._pool.call(self._leave)
 
-    def take(self, first: Event) -> None:
-        """Take what the copy says first."""
+    def take(self, place: str, first: Event) -> None:
+        """Have a copy, and take what it says first."""
+        self.place = place
         self._say(first)
         if first.kind != "ready":
             self._leave()
