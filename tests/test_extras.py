@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polydraft import extras
+from polydraft.cluster import joined
 from polydraft.errors import MissingExtra
 from polydraft.extras import Extra
 
@@ -93,3 +94,12 @@ def test_no_page_and_no_sentence_installs_an_extra_of_polydraft_from_an_index() 
         len(texts) > 100 and command.search('pip install "polydraft[gguf]"') and command.search("pip install polydraft")
     )
     assert [str(path) for path, text in texts.items() if command.search(text)] == []
+
+
+def test_a_cluster_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra) as refused, joined(None):
+        pass
+    assert str(refused.value) == (
+        'A Ray cluster needs ray, which is not installed: pip install "ray[serve,data]>=2.60,<3".'
+    )

@@ -112,6 +112,14 @@ CLASHES: dict[str, tuple[tuple[str, ...], str]] = {
     "a head without prompts": (("train", "head", "eagle"), "--prompts is missing"),
     "a head of no kind": (("train", "head", "lattice", "--prompts", "rows.jsonl"), "not 'lattice'"),
     "a form that a head has not": (("train", "head", "medusa", "--form", "speculators"), "official or vllm"),
+    "a cluster for one prompt": (("generate", "x", "--ray"), "--ray needs --input: a file of prompts."),
+    "copies without a cluster": (("generate", *FILE, "--replicas", "2"), "--replicas is about a Ray cluster"),
+    "an address without a cluster": (("serve", "--address", "head:6379"), "--address is about a Ray cluster"),
+    "no number of copies": (("serve", "--ray", "--replicas", "3:1"), "--replicas must be a number such as 2"),
+    "a plan for a cluster": (("generate", *FILE, "--ray", "--plan", "auto"), "with --ray leave it out"),
+    "ranks in a cluster": (("generate", *FILE, "--ray", "--parallel", "2"), "leave --parallel out"),
+    "passes compiled in a cluster": (("generate", *FILE, "--ray", "--compile"), "in every copy anew"),
+    "a GPU of a cluster": (("generate", *FILE, "--ray", "--device", "cuda:1"), "not --device cuda:1: write cuda"),
     "one folder twice": (("train", "pair", "--out", "a", "--work", "./a"), "--out and --work are the same folder"),
 }
 

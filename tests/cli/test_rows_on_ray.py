@@ -18,7 +18,7 @@ import ray
 from doubles import perturbed, tiny_model, tiny_tokenizer
 
 from polydraft.cli.generation.job import run
-from polydraft.errors import ClusterError, InvalidParameter
+from polydraft.errors import ClusterError
 from polydraft.options.commands.generate_options import GenerateOptions
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
@@ -99,17 +99,3 @@ def test_models_that_cannot_be_loaded_are_said_once(pair: Path, tmp_path: Path) 
     with pytest.raises(ClusterError) as refused:
         run(GenerateOptions(**{**vars(wrong), "target": str(tmp_path / "empty")}))
     assert str(tmp_path / "empty") in str(refused.value) and not (tmp_path / "ray.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"plan": Path("auto")}, "--plan chooses trees by what it measured"),
-        ({"parallel": "2"}, "leave --parallel out"),
-        ({"compiled": True}, "--compile would compile in every copy anew"),
-        ({"device": "cuda:1"}, "not --device cuda:1: write cuda"),
-    ],
-)
-def test_options_for_one_machine_are_refused(pair: Path, tmp_path: Path, given: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidParameter, match=sentence):
-        run(options(pair, tmp_path, "ray.jsonl", ray=True, **given))
