@@ -95,6 +95,20 @@ def drafter_word(word: str) -> str:
     return one_of(word, drafter_spellings(1), meant_drafter(word, 1))
 
 
+def parallel_word(word: str) -> str:
+    """Return the word of how a target is shared among ranks.
+
+    Raises:
+        InvalidParameter: it is none.
+    """
+    from polydraft.models.distributed.splitting import TargetSplit  # which imports transformers
+
+    try:
+        return str(TargetSplit.named(word))
+    except InvalidParameter as error:
+        raise InvalidParameter(f"--{error}") from None  # its name is that of the keyword
+
+
 def rules_in_help() -> str:
     """List the rules, those at the end that are lossy."""
     lossy = ", ".join(line.spelling for line in tables.RULES if not line.lossless)
@@ -143,6 +157,7 @@ KINDS = {
     "tree": Words(trees_in_help, offered=_trees),
     "served verifier": Words(check=_served(_unless_auto, "--verifier"), offered=_verifiers),
     "served drafter": Words(lambda: listed(drafter_spellings(1)), _served(drafter_word, "--drafter"), _drafters),
+    "parallel": Words(check=parallel_word),
     "fetched": Words(offered=lambda: (*MODELS, *PROMPTS)),
 }
 """The kinds of words that options name."""

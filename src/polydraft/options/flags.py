@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polydraft.errors import InvalidParameter, near
-from polydraft.options.option import OptionField, options_of
+from polydraft.options.option import OptionField, check_range, options_of
 from polydraft.options.value_checks import listed
 
 
@@ -111,7 +111,7 @@ def _check(one: OptionField, words: Words | None) -> Callable[[Any], Any] | None
     option = one.option
     flag = (option.flag or f"--{one.name.replace('_', '-')}").split()[0]
     each = words.check if words else None
-    if option.largest is None and each is None and option.check is None:
+    if option.largest is None and option.range is None and each is None and option.check is None:
         return None
 
     def checked(value: Any) -> Any:
@@ -119,6 +119,8 @@ def _check(one: OptionField, words: Words | None) -> Callable[[Any], Any] | None
         for number in several if option.largest is not None else ():
             if number > option.largest:
                 raise InvalidParameter(f"{flag} is at most {option.largest}, but {number} was given.")
+        for number in several:
+            check_range(one, number, flag)
         if each is not None and value is not None:
             value = [each(word) for word in value] if isinstance(value, list) else each(value)
         return value if option.check is None or value is None else option.check(value)

@@ -179,15 +179,28 @@ def check_keywords(options: type, given: Mapping[str, Any]) -> None:
 
 
 def _check(one: OptionField, value: Any) -> None:
-    least, most, words, bounds = one.option.least, one.option.most, one.option.words, one.option.range
-    if bounds is not None:
-        whole = one.kind is int
-        if not (is_whole(value) if whole else is_number(value)) or value not in bounds:
-            kind = "" if bounds.most is not None else "an integer " if whole else "a finite number "
-            raise InvalidParameter(f"{one.name} must be {kind}{bounds}, but is {shown(value)}.")
+    least, most, words = one.option.least, one.option.most, one.option.words
+    check_range(one, value, one.name)
     if least is not None and not value >= least:
         raise InvalidParameter(f"{one.name} must be at least {least}, but is {value}.")
     if most is not None and not value <= most:
         raise InvalidParameter(f"{one.name} must be at most {most}, but is {value}.")
     if words and not isinstance(words, str) and value not in words:
         raise InvalidParameter(f"{one.name} must be one of {', '.join(words)}, but is {value!r}.")
+
+
+def check_range(one: OptionField, value: Any, name: str) -> None:
+    """Check that a number is in the range of an option, if that has one.
+
+    Args:
+        one: the option.
+        value: the number.
+        name: what the option is called where it was given.
+
+    Raises:
+        InvalidParameter: it is not.
+    """
+    bounds, whole = one.option.range, one.kind is int
+    if bounds is not None and (not (is_whole(value) if whole else is_number(value)) or value not in bounds):
+        kind = "" if bounds.most is not None else "an integer " if whole else "a finite number "
+        raise InvalidParameter(f"{name} must be {kind}{bounds}, but is {shown(value)}.")

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from polydraft.cli.clashes import refuse_clashes
 from polydraft.cli.printing import console as new_console
@@ -36,7 +36,7 @@ from polydraft.probs import SamplingParams
 PATIENCE, LARGEST = 2.0, 1e300
 OF_SERVERS: tuple[str, ...] = (
     *("model", "engine", "tiny", "copy", "draft", "trust_logprobs", "temperature", "top_p", "top_k"),
-    *("false_alarm", "tolerance", "most_tokens"),
+    *("false_alarm", "tolerance", "most_tokens", "chat"),
 )
 OF_RULES = ("rule", "drafter", "quick", "all_pairs")
 
@@ -91,6 +91,7 @@ def _check_ways(options: ConformanceOptions) -> None:
             "--url needs one of --tiny FOLDER, --copy MODEL and --trust-logprobs: what the texts should be.",
         ),
         (options.draft and options.copy is None, "--draft goes with --copy, whose texts may lean towards it."),
+        (options.tiny and options.chat, "--tiny has no chat template: leave --chat out."),
         (options.tiny and options.tolerance is not None, "--tiny tests without a tolerance: leave --tolerance out."),
     )
 
@@ -114,8 +115,11 @@ def _tested(options: ConformanceOptions) -> int:
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
     numbers = {name: getattr(options, name) for name in ("false_alarm", "tolerance", "most_tokens")}
-    test = ServerTest(params=params, **{name: value for name, value in numbers.items() if value is not None})
-    client = ServerClient(str(options.url), options.model, options.engine, key=os.environ.get(KEY))
+    test = ServerTest(
+        params=params, chat=options.chat, **{name: value for name, value in numbers.items() if value is not None}
+    )
+    known = {"chat": options.chat, "key": os.environ.get(KEY)}
+    client = ServerClient(str(options.url), options.model, options.engine, **known)
     try:
         with progress(new_console(errors=True, quiet=options.as_json)) as step:
             report = _report(options, client, test, step)
@@ -134,7 +138,8 @@ def _report(
 ) -> ServerReport:
     if options.trust_logprobs:
         count = min(TOGETHER, client.engine.most)
-        asked = SampleRequest(client.model, (), PROMPTS[0], count, test.seed, LENGTH)
+        said = PROMPTS[0] if options.chat else None
+        asked = SampleRequest(client.model, (), PROMPTS[0], count, test.seed, LENGTH, message=said)
         return check_logprobs(client, asked, test, step)
     name = options.tiny or str(options.copy)
     pair = load(name, options.draft, dtype="float64" if options.tiny else "float32")
@@ -148,8 +153,9 @@ def _report(
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on a terminal once the work has taken over two seconds; gives the function that moves it."""
+    """Show a bar and the time left on a terminal once the work takes over two seconds; gives what moves it."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (*columns, TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task, start = bar.add_task(""), time.monotonic()
 

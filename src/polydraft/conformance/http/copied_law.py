@@ -12,7 +12,7 @@ from polydraft.conformance.http.engines import SampledText
 from polydraft.conformance.http.features import SENTENCE_ENDS
 from polydraft.engine import stream
 from polydraft.errors import InvalidParameter, ServerError
-from polydraft.models import bytes_of, text_of
+from polydraft.models import Message, bytes_of, conversation_ids, text_of
 from polydraft.probs import SamplingParams, to_probs
 
 MOST_NUMBERS = 1 << 25
@@ -58,6 +58,14 @@ class CopiedModel:
     def ids(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text."""
         return [int(one) for one in self.tokenizer(text, add_special_tokens=special)["input_ids"]]
+
+    def chat_ids(self, text: str) -> list[int]:
+        """Return the tokens of a chat in which a user says a text, up to where the answer begins.
+
+        Raises:
+            InvalidParameter: there is no chat template.
+        """
+        return conversation_ids(self.tokenizer, [Message("user", text)])
 
     def spelling(self, token: int) -> str:
         """Return the text of a token."""

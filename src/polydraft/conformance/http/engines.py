@@ -7,12 +7,12 @@ document; docs/conformance_http.md says which were run.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polydraft.errors import InvalidParameter, ServerError, hint
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 MOST_TOLD = 20
 """So many of the likeliest tokens every engine tells that tells any."""
 
@@ -30,6 +30,7 @@ class SampleRequest:
         length: new tokens of each.
         temperature, top_p, top_k: of the law; top_k 0 keeps all tokens.
         likeliest: how many of the likeliest tokens are told with each; None for no log-probabilities.
+        message: what a user says, of which the server makes the prompt by its chat template; None for no chat.
     """
 
     model: str
@@ -42,6 +43,7 @@ class SampleRequest:
     top_p: float = 1.0
     top_k: int = 0
     likeliest: int | None = None
+    message: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Engine:
         takes_tokens: whether a prompt may be token ids.
         most: texts in one answer.
         goes_on: whether it is told to go on behind the end of a text, without ruling it out.
+        chat_fields: what chats are sent beside OpenAI's fields; None where nothing turns the engine's own filters off.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Engine:
     takes_tokens: bool = True
     most: int = 1
     goes_on: bool = False
+    chat_fields: Callable[[SampleRequest], dict[str, Any]] | None = None
 
 
 def _common(asked: SampleRequest) -> dict[str, Any]:
@@ -115,9 +119,16 @@ def _several(asked: SampleRequest) -> dict[str, Any]:
 
 
 def _vllm(asked: SampleRequest) -> dict[str, Any]:
+    return {**_several(asked), "prompt": list(asked.prompt) or asked.text, **_vllm_law(asked), "return_token_ids": True}
+
+
+def _vllm_chat(asked: SampleRequest) -> dict[str, Any]:
+    return {**_vllm_law(asked), "return_token_ids": True}
+
+
+def _vllm_law(asked: SampleRequest) -> dict[str, Any]:
+    """Return what vLLM and SGLang call alike in OpenAI's shapes."""
     return {
-        **_several(asked),
-        "prompt": list(asked.prompt) or asked.text,
         "top_k": asked.top_k or -1,
         "min_p": 0.0,
         "presence_penalty": 0.0,
@@ -125,7 +136,6 @@ def _vllm(asked: SampleRequest) -> dict[str, Any]:
         "repetition_penalty": 1.0,
         "ignore_eos": True,
         "skip_special_tokens": False,
-        "return_token_ids": True,
     }
 
 
@@ -166,15 +176,16 @@ def _off(asked: SampleRequest) -> dict[str, Any]:
 
 def _llama_cpp(asked: SampleRequest) -> dict[str, Any]:
     return {
-        **_off(asked),
+        **_llama_cpp_law(asked),
         "prompt": list(asked.prompt) or asked.text,
         "n_predict": asked.length,
-        "dynatemp_range": 0.0,
-        "dry_multiplier": 0.0,
-        "xtc_probability": 0.0,
         "return_tokens": True,
         "n_probs": asked.likeliest or 0,
     }
+
+
+def _llama_cpp_law(asked: SampleRequest) -> dict[str, Any]:
+    return {**_off(asked), "dynatemp_range": 0.0, "dry_multiplier": 0.0, "xtc_probability": 0.0}
 
 
 def _ollama(asked: SampleRequest) -> dict[str, Any]:
@@ -200,6 +211,16 @@ def _transformers(asked: SampleRequest) -> dict[str, Any]:
     return {**_common(asked), "prompt": asked.text, "stream": False, "generation_config": json.dumps(config)}
 
 
+def _chat(more: Callable[[SampleRequest], dict[str, Any]]) -> Callable[[SampleRequest], dict[str, Any]]:
+    """Return the body of chats: log-probabilities always, whose pieces tell the tokens where nothing else does."""
+
+    def fields(asked: SampleRequest) -> dict[str, Any]:
+        told = {"messages": [{"role": "user", "content": asked.message}], "n": asked.count, "logprobs": True}
+        return {**_common(asked), **told, "top_logprobs": asked.likeliest or 0, **more(asked)}
+
+    return fields
+
+
 def _choices(answer: Any) -> list[SampledText]:
     """Read OpenAI's shape, with vLLM's tokens where they are there."""
     usage = answer.get("usage") or {}
@@ -214,6 +235,34 @@ def _choices(answer: Any) -> list[SampledText]:
         )
         for one in found
     ]
+
+
+def _chat_texts(answer: Any) -> list[SampledText]:
+    """Read OpenAI's shape of chats, with vLLM's tokens where they are there."""
+    usage = answer.get("usage") or {}
+    return [
+        SampledText(
+            str(one["message"].get("content") or ""),
+            tuple(int(token) for token in one["token_ids"]) if one.get("token_ids") is not None else None,
+            _by_pieces((one.get("logprobs") or {}).get("content") or ()),
+            one.get("finish_reason") == "stop",
+            usage.get("prompt_tokens"),
+        )
+        for one in sorted(answer["choices"], key=lambda one: int(one.get("index", 0)))
+    ]
+
+
+def _by_pieces(told: Sequence[Any]) -> tuple[ToldToken, ...]:
+    """Read log-probabilities that stand one by one with their piece and its bytes."""
+    return tuple(
+        ToldToken(
+            float(one["logprob"]),
+            None,
+            bytes(one["bytes"]) if one.get("bytes") else str(one["token"]).encode(),
+            _numbers(top["logprob"] for top in one.get("top_logprobs") or ()),
+        )
+        for one in told
+    )
 
 
 def _told(logprobs: Mapping[str, Any]) -> tuple[ToldToken, ...]:
@@ -259,27 +308,19 @@ def _llama_cpp_texts(answer: Any) -> list[SampledText]:
 
 
 def _ollama_texts(answer: Any) -> list[SampledText]:
-    read = tuple(
-        ToldToken(
-            float(one["logprob"]),
-            None,
-            bytes(one["bytes"]) if one.get("bytes") else str(one["token"]).encode(),
-            _numbers(top["logprob"] for top in one.get("top_logprobs") or ()),
-        )
-        for one in answer.get("logprobs") or ()
-    )
+    read = _by_pieces(answer.get("logprobs") or ())
     stopped = answer.get("done_reason") == "stop"
     return [SampledText(str(answer["response"]), None, read, stopped, answer.get("prompt_eval_count"))]
 
 
 ENGINES = (
-    Engine("polydraft", COMPLETIONS, _vllm, _choices, "polydraft", most=128, goes_on=True),
-    Engine("vllm", COMPLETIONS, _vllm, _choices, "vllm", most=128, goes_on=True),
-    Engine("sglang", "/generate", _sglang, _sglang_texts, "sglang", most=16, goes_on=True),
-    Engine("llama.cpp", "/completion", _llama_cpp, _llama_cpp_texts, "llamacpp"),
+    Engine("polydraft", COMPLETIONS, _vllm, _choices, "polydraft", most=128, goes_on=True, chat_fields=_vllm_chat),
+    Engine("vllm", COMPLETIONS, _vllm, _choices, "vllm", most=128, goes_on=True, chat_fields=_vllm_chat),
+    Engine("sglang", "/generate", _sglang, _sglang_texts, "sglang", most=16, goes_on=True, chat_fields=_vllm_law),
+    Engine("llama.cpp", "/completion", _llama_cpp, _llama_cpp_texts, "llamacpp", chat_fields=_llama_cpp_law),
     Engine("ollama", "/api/generate", _ollama, _ollama_texts, "library", takes_tokens=False),
     Engine("transformers", COMPLETIONS, _transformers, _choices, takes_tokens=False),
-    Engine("openai", COMPLETIONS, _several, _choices, takes_tokens=False, most=16),
+    Engine("openai", COMPLETIONS, _several, _choices, takes_tokens=False, most=16, chat_fields=lambda _: {}),
 )
 """All that are known; the last is any other server with OpenAI's completions."""
 WORDS = tuple(one.name for one in ENGINES)
@@ -301,6 +342,20 @@ def engine_of(cards: Sequence[Mapping[str, Any]]) -> Engine:
     """Return the engine whose models these are, as `/v1/models` lists them; else that of any server."""
     owners = {str(one.get("owned_by", "")) for one in cards}
     return next((one for one in ENGINES if one.owner and one.owner in owners), ENGINES[-1])
+
+
+def chatting(engine: Engine) -> Engine:
+    """Return how an engine is asked in chats.
+
+    Raises:
+        InvalidParameter: what it filters there by itself cannot be turned off.
+    """
+    if engine.chat_fields is None:
+        raise InvalidParameter(
+            f"Chats of {engine.name} take no field that turns its own filters off: leave --chat out, which tests the "
+            "same model."
+        )
+    return replace(engine, path=CHATS, fields=_chat(engine.chat_fields), texts=_chat_texts, takes_tokens=False)
 
 
 def read_texts(engine: Engine, answer: Any, count: int, where: str) -> list[SampledText]:

@@ -8,7 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from polydraft.conformance.http.engines import Engine, SampledText, SampleRequest, engine_named, engine_of, read_texts
+from polydraft.conformance.http.engines import (
+    Engine,
+    SampledText,
+    SampleRequest,
+    chatting,
+    engine_named,
+    engine_of,
+    read_texts,
+)
 from polydraft.errors import InvalidParameter, ServerError
 from polydraft.extras import HTTP
 
@@ -33,6 +41,7 @@ class ServerClient:
         url: where it listens, with or without `/v1`.
         model: the model's name; None for the only one that it lists.
         engine: its word; None to tell it from `/v1/models`.
+        chat: whether prompts are sent as a user's message, of which the server makes them by its template.
         key: sent as a bearer token, and never shown.
         transport: of httpx, instead of the network.
         sleep: waits so many seconds.
@@ -43,7 +52,7 @@ class ServerClient:
 
     Raises:
         MissingExtra: httpx is not installed.
-        InvalidParameter: no address, or no such engine.
+        InvalidParameter: no address, no such engine, or one whose chats cannot be tested.
         ServerError: there is no such server or model, or it wants a key.
     """
 
@@ -53,6 +62,7 @@ class ServerClient:
         model: str | None = None,
         engine: str | None = None,
         *,
+        chat: bool = False,
         key: str | None = None,
         transport: "httpx.BaseTransport | None" = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -65,7 +75,8 @@ class ServerClient:
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT, transport=transport, trust_env=False)
         self._pool = ThreadPoolExecutor(TOGETHER)
         self.cards = self._cards()
-        self.engine: Engine = engine_of(self.cards) if engine is None else engine_named(engine)
+        found = engine_of(self.cards) if engine is None else engine_named(engine)
+        self.engine: Engine = chatting(found) if chat else found
         self.model = self._chosen(model)
 
     def close(self) -> None:

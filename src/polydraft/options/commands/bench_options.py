@@ -91,6 +91,9 @@ class ConformanceOptions:
     trust_logprobs: bool = option(
         False, "Test the texts against the log-probabilities that the server tells, without a copy.", SERVER
     )
+    chat: bool = option(
+        False, "Ask in chats: every prompt is what a user says, by the template of server and copy.", SERVER
+    )
     export: Path | None = option(
         None, "Write a tiny model that engines load to a new folder.", SERVER, metavar="FOLDER", check=folder_to_write
     )

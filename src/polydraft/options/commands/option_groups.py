@@ -35,6 +35,7 @@ PARALLEL = Option(
     "Share the target among so many processes, one a GPU; mlp:2 leaves attention whole in each (docs/parallel.md).",
     MODELS,
     metavar="N",
+    words="parallel",
 )
 RAY = Option(
     "Run copies of the model in a Ray cluster: that of --address, else one of this machine alone (docs/scaling.md).",

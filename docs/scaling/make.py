@@ -1,0 +1,390 @@
+"""Fit the simulation to the record, check it where it was not fitted, and write tables and figure of docs/scaling.md.
+
+    python docs/scaling/make.py --curves     # simulate to 4,000 replicas, minutes; kept in docs/scaling/curves.jsonl
+    python docs/scaling/make.py              # tables and figure alone
+
+Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all steps
+of one worker; how much slower they are where two workers are busy; and what a request takes beside them. Checked is on
+open loads: the requests of a burst, with their arrivals, prompts and numbers of steps, are simulated.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))
+
+from queueing import ROUTERS, Faults, Job, Outcome, Speed, arrivals, fewest_texts, percentile, simulate  # noqa: E402
+
+RECORD, CURVES = FOLDER / "record.jsonl", FOLDER / "curves.jsonl"
+PAGE, PICTURE = FOLDER.parent / "scaling.md", FOLDER.parent / "pictures" / "scaling.svg"
+KNOTS = (1, 2, 4, 8)
+"""Texts for which the time of a step is fitted; between them it is a line."""
+MEASURED, SIMULATED, QUOTED = "#0072b2", "#d55e00", "#009e73"
+SIGNS = {"measured": "🟦", "simulated": "🟧", "quoted": "🟩"}
+FLEETS = (1, 4, 16, 64, 256, 1000, 4000)
+LOADS = (0.3, 0.5, 0.7, 0.8, 0.9)
+USUAL, MANY = 0.7, 1000
+EACH, LEAST = 50, 20_000
+"""Requests of each replica in a simulation, and at least so many; the first fifth does not count."""
+COMMON, FAMILIES = 0.7, 4
+"""In the curves so much of a prompt is that of its family, and there are so many families for each replica."""
+FAULTS = {"none": None, "each every 6 h": Faults(21_600.0), "each every 30 min": Faults(1_800.0)}
+LASTS = 60.0
+"""Seconds of a simulation with failures."""
+RAY_EVENT = 0.6e-3
+"""Seconds of an event of a stream through a handle of Ray Serve 2.60, by an earlier measurement of ours."""
+Line = dict[str, Any]
+
+
+def lines(path: Path, kind: str = "", **wanted: Any) -> list[Line]:
+    """Return the lines of a record of one kind."""
+    found = [json.loads(one) for one in path.read_text().splitlines()] if path.exists() else []
+    return [one for one in found if kind in ("", one["kind"]) and all(one[key] == is_ for key, is_ in wanted.items())]
+
+
+@cache
+def fitted(workers: int, drafts: bool) -> tuple[Speed, float]:
+    """Return how fast each of so many busy workers is, and the seconds of a request beside its model."""
+    alone = lines(RECORD, "closed", workers=1, drafts=drafts)
+    rows, wanted = list[list[float]](), list[float]()
+    for texts, new, count, prompt, seconds in (step for one in alone for step in one["steps"]):
+        weight = count**0.5
+        shares = [np.interp(texts, KNOTS, np.eye(len(KNOTS))[place]) for place in range(len(KNOTS))]
+        rows.append([weight * one for one in (*shares, new, prompt if new else 0.0)])
+        wanted.append(weight * seconds)
+    found = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    steps, prompt = [float(one) for one in found[:4]], (float(found[4]), float(found[5]))
+    if workers > 1:
+        slower = [
+            _pace(both) / _pace(one)
+            for both, one in zip(lines(RECORD, "closed", workers=workers, drafts=drafts), alone, strict=True)
+        ]
+        steps = [one * factor for one, factor in zip(steps, slower, strict=True)]
+        prompt = (prompt[0] * fmean(slower), prompt[1] * fmean(slower))
+    own = lines(RECORD, "closed", workers=workers, drafts=drafts)
+    gains = sum(one[4] for line in own for one in line["requests"]) / sum(
+        one[5] for line in own for one in line["requests"]
+    )
+    between = tuple(float(np.interp(texts, KNOTS, steps)) for texts in range(1, KNOTS[-1] + 1))
+    speed = Speed(between, (gains,), prompt, KNOTS[-1])
+    single = own[0]["requests"]
+    reading = fmean(prompt[0] + prompt[1] * one[3] for one in single)
+    return speed, max(0.0, fmean(one[1] for one in single) / 1e3 - reading - between[0])
+
+
+def _pace(line: Line) -> float:
+    """Return the mean seconds between two steps of a text."""
+    own = [one for one in line["requests"] if one[5] > 1]
+    return sum(one[2] - one[1] for one in own) / sum(one[5] - 1 for one in own) / 1e3
+
+
+def jobs_of(requests: Sequence[Sequence[float]], speed: Speed) -> list[Job]:
+    """Return measured requests as the simulation takes them: each text with as many steps as it had."""
+    gain = speed.gain(1)
+    return [Job(at, int(prompt), tokens, tokens / (calls * gain)) for at, _, _, prompt, tokens, calls in requests]
+
+
+def capacity(workers: int, *, drafts: bool = True) -> float:
+    """Return how many requests like those of the closed loads so many workers answer in a second when they are full."""
+    speed, _ = fitted(workers, drafts)
+    own = [one for line in lines(RECORD, "closed", workers=workers, drafts=drafts) for one in line["requests"]]
+    return workers * speed.capacity(jobs_of(own, speed))
+
+
+def checks() -> Iterator[Line]:
+    """Yield for every open load its percentiles as they were measured and simulated."""
+    bursts = lines(RECORD, "open")
+    for drafts, workers, share in sorted({(not one["drafts"], one["workers"], one["share"]) for one in bursts}):
+        speed, beside = fitted(workers, not drafts)
+        own = [one for one in bursts if (one["drafts"], one["workers"], one["share"]) == (not drafts, workers, share)]
+        measured, simulated = ([], []), ([], [])
+        for burst in own:
+            outcome = simulate(
+                jobs_of(burst["requests"], speed), speed, fewest_texts, workers, random.Random(len(burst["requests"]))
+            )
+            for place, values in enumerate((outcome.firsts, outcome.wholes)):
+                measured[place].extend(one[1 + place] / 1e3 for one in burst["requests"])
+                simulated[place].extend(one + beside for one in values)
+        found = {
+            f"{name} p{percent}": (percentile(real, percent / 100), percentile(made, percent / 100))
+            for name, real, made in zip(("first", "whole"), measured, simulated, strict=True)
+            for percent in (50, 99)
+        }
+        yield {"drafts": not drafts, "workers": workers, "share": share, "requests": len(measured[0]), **found}
+
+
+def front_costs() -> tuple[float, float]:
+    """Return the seconds of CPU that the front takes for a request, and for each event of its stream."""
+    own = [one for one in lines(RECORD) if one["kind"] in ("closed", "open")]
+    rows = np.array([[len(one["requests"]), one["events"]] for one in own], dtype=float)
+    found = np.linalg.lstsq(rows, np.array([one["front_cpu"] for one in own]), rcond=None)[0]
+    return float(found[0]), float(found[1])
+
+
+def model_requests(drafts: bool) -> tuple[Speed, list[Job]]:
+    """Return the speed of a replica that has its machine to itself, and requests like those that were measured."""
+    speed, _ = fitted(1, drafts)
+    own = [one for line in lines(RECORD, "closed", workers=1, drafts=drafts) for one in line["requests"]]
+    return speed, [replace(one, family=0, common=COMMON) for one in jobs_of(own, speed)]
+
+
+def curve(
+    replicas: int, rate: float, router: str, *, drafts: bool = True, faults: str = "none", count: int = 0
+) -> Line:
+    """Simulate a fleet, to each of whose replicas so many requests come in a second."""
+    speed, like = model_requests(drafts)
+    stream = random.Random(1)
+    count = count or max(LEAST, EACH * replicas)
+    jobs = [*arrivals(rate * replicas, count, like, stream, FAMILIES * replicas)]
+    found = simulate(jobs, speed, ROUTERS[router], replicas, stream, FAULTS[faults])
+    about = {"replicas": replicas, "rate": round(rate, 4), "router": router, "drafts": drafts, "faults": faults}
+    return about | told(found, count // 5)
+
+
+def told(found: Outcome, skipped: int) -> Line:
+    """Return what is kept of a simulation."""
+    firsts, wholes = found.firsts[skipped:], found.wholes[skipped:]
+    shares = {"50": 0.5, "99": 0.99, "99.9": 0.999}
+    return {
+        "first": {name: round(percentile(firsts, share), 5) for name, share in shares.items()},
+        "whole": {name: round(percentile(wholes, share), 5) for name, share in shares.items()},
+        "known": round(found.known, 4),
+        "again": round(sum(one > 1 for one in found.tries) / len(found.tries), 6),
+        "failures": found.failures,
+    }
+
+
+def all_curves() -> Iterator[Line]:
+    """Simulate all curves."""
+    full = {drafts: _full(drafts) for drafts in (True, False)}
+    for replicas in FLEETS:
+        for router in ROUTERS:
+            yield {"kind": "fleet", "share": USUAL, **curve(replicas, USUAL * full[True], router)}
+    for share in LOADS:
+        for router in ROUTERS:
+            yield {"kind": "load", "share": share, **curve(MANY, share * full[True], router)}
+        for drafts in (True, False):
+            rate = share * full[True]
+            if rate < 0.95 * full[drafts]:
+                made = curve(MANY, rate, "fewest texts", drafts=drafts)
+                yield {"kind": "drafts", "share": share, **made}
+    for faults in FAULTS:
+        for router in ("random", "fewest texts"):
+            rate = USUAL * full[True]
+            made = curve(MANY, rate, router, faults=faults, count=ceil(LASTS * rate * MANY))
+            yield {"kind": "faults", "share": USUAL, **made}
+
+
+def _full(drafts: bool) -> float:
+    speed, like = model_requests(drafts)
+    return speed.capacity(like)
+
+
+def marks(name: str) -> tuple[str, str]:
+    """Return what stands around a table of the page."""
+    return f"<!-- table: {name} -->\n", f"<!-- end of {name} -->"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    cells = [head, ["---"] * len(head), *([str(cell) for cell in row] for row in rows)]
+    return "\n" + "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"
+
+
+def ms(seconds: float) -> str:
+    """Return a time in milliseconds, or in seconds from ten on."""
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{1e3 * seconds:,.0f} ms"
+
+
+def fit_table() -> str:
+    """Return what was fitted."""
+    rows = list[list[str]]()
+    for workers, drafts in ((1, True), (2, True), (1, False)):
+        if lines(RECORD, "closed", workers=workers, drafts=drafts):
+            speed, beside = fitted(workers, drafts)
+            steps = (f"{1e3 * speed.step(texts):.1f}" for texts in KNOTS)
+            a, b = speed.prompt
+            rows.append(
+                [
+                    f"{workers}, {'with' if drafts else 'without'} drafts",
+                    *steps,
+                    f"{speed.gain(1):.2f}",
+                    f"{1e3 * a:.1f} + {1e3 * b:.3f} n",
+                    f"{1e3 * beside:.1f}",
+                    f"{capacity(workers, drafts=drafts):.1f}",
+                ]
+            )
+    sign = SIGNS["measured"]
+    head = ["workers", *(f"{sign} t({texts}), ms" for texts in KNOTS), f"{sign} E", f"{sign} p(n), ms"]
+    return table([*head, f"{sign} beside, ms", "requests/s when full"], rows)
+
+
+def check_table() -> str:
+    """Return what was measured beside what was simulated."""
+    rows = list[list[str]]()
+    for one in checks():
+        about = f"{one['workers']}{'' if one['drafts'] else ', without drafts'}"
+        cells = [
+            f"{ms(real)}, {ms(made)} ({100 * (made / real - 1):+.0f} %)"
+            for real, made in (one[f"{name} p{percent}"] for name in ("first", "whole") for percent in (50, 99))
+        ]
+        rows.append([about, f"{100 * one['share']:.0f} %", f"{one['requests']:,}", *cells])
+    both = f"{SIGNS['measured']}, {SIGNS['simulated']}"
+    names = ("first token, median", "p99", "whole request, median", "p99")
+    return table(["workers", "load", "requests", *(f"{name}: {both}" for name in names)], rows)
+
+
+def fleet_table() -> str:
+    """Return the curves over the size of a fleet and its load."""
+    own = lines(CURVES, "fleet")
+    head = ["replicas", *(f"{SIGNS['simulated']} {name}" for name in ROUTERS)]
+    rows = [[f"{count:,}, {100 * USUAL:.0f} %", *_cells(own, replicas=count)] for count in FLEETS]
+    rows += [[f"{MANY:,}, {100 * share:.0f} %", *_cells(lines(CURVES, "load"), share=share)] for share in LOADS]
+    return table(head, rows)
+
+
+def _cells(own: Sequence[Line], **wanted: Any) -> Iterator[str]:
+    for router in ROUTERS:
+        for one in own:
+            if one["router"] == router and all(one[key] == is_ for key, is_ in wanted.items()):
+                yield f"{ms(one['first']['99'])}, {ms(one['whole']['99'])}"
+
+
+def drafts_table() -> str:
+    """Return what drafts do to a loaded fleet."""
+    own = {(one["share"], one["drafts"]): one for one in lines(CURVES, "drafts")}
+    rows = list[list[str]]()
+    for share in LOADS:
+        with_, without = own[share, True], own.get((share, False))
+        rows.append([f"{with_['rate']:.1f}"])
+        for name in ("50", "99"):
+            other = (
+                f"{ms(without['whole'][name])}, {without['whole'][name] / with_['whole'][name]:.1f}x"
+                if without
+                else "grows without end"
+            )
+            rows[-1] += [ms(with_["whole"][name]), other]
+    sign = SIGNS["simulated"]
+    head = ["requests/s to a replica", f"{sign} median with", f"{sign} without", f"{sign} p99 with", f"{sign} without"]
+    return table(head, rows)
+
+
+def fault_table() -> str:
+    """Return what failures do."""
+    rows = [
+        [
+            one["faults"],
+            one["router"],
+            one["failures"],
+            f"{100 * one['again']:.2f} %",
+            *(f"{ms(one[kind]['99'])}, {ms(one[kind]['99.9'])}" for kind in ("first", "whole")),
+        ]
+        for one in lines(CURVES, "faults")
+    ]
+    sign = SIGNS["simulated"]
+    head = ["replicas fail", "router", f"{sign} failures in {LASTS:.0f} s", f"{sign} requests asked again"]
+    return table([*head, f"{sign} first token, p99 and p99.9", f"{sign} whole request, p99 and p99.9"], rows)
+
+
+TABLES = {"fit": fit_table, "check": check_table, "fleet": fleet_table, "drafts": drafts_table, "faults": fault_table}
+
+
+def with_tables(page: str) -> str:
+    """Return the page with the tables of record and curves."""
+    for name, made in TABLES.items():
+        begin, end = marks(name)
+        head, rest = page.split(begin)
+        page = head + begin + made() + end + rest.split(end)[1]
+    return page
+
+
+def events_of_a_replica() -> float:
+    """Return how many events a replica sends in a second at the usual load: one for each step of a text."""
+    speed, like = model_requests(drafts=True)
+    return USUAL * speed.capacity(like) * fmean(one.tokens / one.pace / speed.gain(1) for one in like)
+
+
+def picture() -> Any:
+    """Draw measured values beside simulated ones, routers over the size of a fleet, drafts, and what breaks first."""
+    from polydraft.bench.style import panels
+
+    titles = ["first token, one and two workers", "p99 of the first token, load 70 %", "median whole request", "events"]
+    figure, (left, routers, drafts, front) = panels(titles, 3.4)
+    _draw_check(left)
+    for router, style in zip(ROUTERS, ("o:", "v-.", "s--", "D-", "^-"), strict=True):
+        own = [(one["replicas"], one["first"]["99"]) for one in lines(CURVES, "fleet") if one["router"] == router]
+        routers.plot(*zip(*own, strict=True), style, color=SIMULATED, markersize=4, linewidth=1, label=router)
+    routers.set_xscale("log")
+    routers.set_yscale("log")
+    routers.set_xlabel("replicas")
+    routers.set_ylabel("seconds")
+    routers.legend()
+    for with_, style in ((True, "o-"), (False, "s--")):
+        own = [(one["rate"], one["whole"]["50"]) for one in lines(CURVES, "drafts") if one["drafts"] == with_]
+        label = f"{'with' if with_ else 'without'} drafts"
+        drafts.plot(*zip(*own, strict=True), style, color=SIMULATED, markersize=4, label=label)
+    for one in checks():
+        if one["workers"] == 1:
+            rate = one["share"] * capacity(1, drafts=one["drafts"])
+            drafts.plot(rate, one["whole p50"][0], "o" if one["drafts"] else "s", color=MEASURED, markersize=5)
+    drafts.set_xlabel("requests a second to each replica")
+    drafts.set_ylim(bottom=0)
+    drafts.legend()
+    _draw_front(front)
+    from matplotlib.patches import Patch
+
+    kinds = {"measured": MEASURED, "simulated": SIMULATED, "quoted": QUOTED}
+    handles = [Patch(color=colour, label=name) for name, colour in kinds.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _draw_check(axis: Any) -> None:
+    own = [one for one in checks() if one["drafts"]]
+    for place, one in enumerate(own):
+        for name, mark in (("first p50", "o"), ("first p99", "^")):
+            real, made = one[name]
+            axis.plot(place - 0.1, real, mark, color=MEASURED, markersize=5)
+            axis.plot(place + 0.1, made, mark, color=SIMULATED, markersize=5)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(own)), [f"{one['workers']}\n{100 * one['share']:.0f} %" for one in own])
+    axis.set_xlabel("workers, load; circles medians, triangles p99")
+    axis.set_ylabel("seconds")
+
+
+def _draw_front(axis: Any) -> None:
+    each = events_of_a_replica()
+    axis.plot(FLEETS, [each * count for count in FLEETS], "D-", color=SIMULATED, markersize=4, label="of all replicas")
+    axis.axhline(1 / front_costs()[1], color=MEASURED, label="the most of one front")
+    axis.axhline(1 / RAY_EVENT, color=QUOTED, label="of one Ray Serve handle")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("replicas")
+    axis.set_ylabel("events a second")
+    axis.legend()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--curves", action="store_true")
+    if parser.parse_args().curves:
+        with CURVES.open("w") as file:
+            for made in all_curves():
+                file.write(json.dumps(made) + "\n")
+                file.flush()
+    PAGE.write_text(with_tables(PAGE.read_text()))
+    from polydraft.bench.style import save
+
+    save(picture, PICTURE)
