@@ -4,6 +4,7 @@ Means are compared with closed forms over replicas that do not know of each othe
 allowed, a right simulation fails by chance with a probability below 1e-4, and a standard error is below three per cent.
 """
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "docs" / "scaling"
 sys.path.insert(0, str(FOLDER))
 
+import load  # noqa: E402
+import make  # noqa: E402
 import queueing  # noqa: E402
 from queueing import ROUTERS, Faults, Job, Lengths, Outcome, Simulation, Speed, simulate  # noqa: E402
 
@@ -89,18 +92,16 @@ def test_steps_that_take_no_longer_with_more_texts_make_nobody_wait() -> None:
 
 
 def test_a_text_beside_others_is_what_can_be_worked_out_by_hand() -> None:
-    """Two texts: half a step late, steps of .1 and .16 s, two tokens each, a prompt of .05 s while the other waits."""
+    """Steps of .1 and .16 s with two tokens each, prompts of .05 s beside which nothing moves, room for two texts."""
     speed = Speed((0.1, 0.16), (2.0,), (0.03, 0.001), most=2)
-    jobs = [Job(0.0, 20, 8.0), Job(0.15, 20, 4.0), Job(0.16, 20, 2.0)]
+    jobs = [Job(0.0, 20, 8.0), Job(0.17, 20, 4.0), Job(0.18, 20, 2.0)]
     outcome = simulate(jobs, speed, queueing.at_random, 1, random.Random(0))
-    # the first reads until .05 and has its first step at .15, when the second's prompt stops it until .2; it then has
-    # 3 steps of .16 before it; the second has its first after 1.5 of them, its last after 2.5
-    assert outcome.firsts[:2] == pytest.approx([0.15, 0.2 + 1.5 * 0.16 - 0.15])
-    assert outcome.wholes[1] == pytest.approx(0.2 + 2.5 * 0.16 - 0.15)
-    # the third waits for a place, and reads beside the first, which then has half a step left
-    begun = 0.2 + 2.5 * 0.16 + 0.05
-    assert outcome.wholes[0] == pytest.approx(begun + 0.5 * 0.16)
-    assert outcome.wholes[2] == outcome.firsts[2] == pytest.approx(begun + 0.5 * 0.16 + 0.1 - 0.16)
+    # the second is read until .22, when the first has 2.4 of its 8 tokens, and comes half a step late
+    assert outcome.firsts[:2] == pytest.approx([0.15, 0.05 + 1.5 * 0.16])
+    assert outcome.wholes[1] == pytest.approx(0.05 + 2.5 * 0.16)
+    # the third is read from .62 to .67, when the first has .6 tokens to go, and then has 1.2 of its 1.5 steps alone
+    assert outcome.wholes[0] == pytest.approx(0.67 + 0.3 * 0.16)
+    assert outcome.wholes[2] == outcome.firsts[2] == pytest.approx(0.67 + 0.3 * 0.16 + 1.2 * 0.1 - 0.18)
 
 
 def test_long_prompts_let_texts_have_a_step_in_every_two_steps_of_reading() -> None:
@@ -162,13 +163,13 @@ def test_replicas_that_fail_cost_time_and_no_request(name: str) -> None:
     outcome = simulate(jobs, MIXED, ROUTERS[name], 10, random.Random(8), faults)
     checked(outcome, jobs)
     without = simulate(jobs, MIXED, ROUTERS[name], 10, random.Random(8))
-    assert outcome.failures > 10 and max(outcome.tries) > 1
+    assert outcome.failures > 5 and max(outcome.tries) > 1
     again = [whole for whole, tries in zip(outcome.wholes, outcome.tries, strict=True) if tries > 1]
     assert fmean(again) > 1 and sum(outcome.wholes) > sum(without.wholes) and outcome.tokens > without.tokens
 
 
 def test_all_replicas_may_fail_at_once() -> None:
-    jobs = drawn(5, 200, 1)
+    jobs = drawn(0.1, 100, 1)
     outcome = simulate(jobs, SHARED, queueing.fewest_texts, 2, random.Random(1), Faults(every=10, noticed=0.5, back=30))
     checked(outcome, jobs)
 
@@ -202,3 +203,39 @@ def test_lengths_name_one_that_has_the_fewest() -> None:
     for number in {*range(6)} - closed:
         lengths.close(number)
     assert lengths.fewest() == -1
+
+
+def test_the_tables_of_the_page_are_those_of_its_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = make.PAGE.read_text()
+    assert make.with_tables(page) == page and make.PICTURE.is_file()
+    (tmp_path / "curves.jsonl").write_text(make.CURVES.read_text().replace('"99": ', '"99": 1'))
+    monkeypatch.setattr(make, "CURVES", tmp_path / "curves.jsonl")
+    assert make.with_tables(page) != page
+
+
+def test_the_fit_finds_the_times_that_steps_were_made_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps of b / 100 s and a prompt of 20 ms + .1 ms a token, told as a load of each number of clients tells them."""
+    lines = list[str]()
+    for clients in make.KNOTS:
+        step, prompt = clients / 100, 0.02 + 0.0001 * 200
+        steps = [[clients, 0, 50, 0, step], [clients, 1, 20, 100, step + 0.03], [clients, 1, 20, 300, step + 0.05]]
+        asked = [[0.0, 1e3 * (prompt + step) + 3, 1e3 * (prompt + 9 * step) + 3, 200, 27, 9]] * 20
+        told = {"kind": "closed", "workers": 1, "drafts": True, "clients": clients, "steps": steps, "requests": asked}
+        slower = [[0.0, 1e3 * 1.5 * (prompt + step), 1e3 * 1.5 * (prompt + 9 * step), 200, 27, 9]] * 20
+        lines += [json.dumps(told), json.dumps({**told, "workers": 2, "clients": 2 * clients, "requests": slower})]
+    (tmp_path / "record.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(make, "RECORD", tmp_path / "record.jsonl")
+    make.fitted.cache_clear()
+    (one, beside), (two, _) = make.fitted(1, True), make.fitted(2, True)
+    make.fitted.cache_clear()
+    assert one.steps == pytest.approx([texts / 100 for texts in range(1, 9)]) and one.gains == (3.0,)
+    assert one.prompt == pytest.approx((0.02, 0.0001)) and beside == pytest.approx(0.003)
+    assert two.steps == pytest.approx([1.5 * texts / 100 for texts in range(1, 9)])
+
+
+def test_steps_are_told_apart_by_texts_that_come_again() -> None:
+    """Two texts in step, one of which joins later: its first event ends a step with a new prompt."""
+    long = load.Told(0.0, [1.0, 2.0, 3.5, 4.5], 10, 8, 4)
+    late = load.Told(2.1, [3.501, 4.501], 30, 4, 2)
+    assert load.passes([long, late], 0.5) == [(1, 0, 0, 1.0), (2, 1, 30, 1.5), (2, 0, 0, 1.0)]
+    assert load.grouped([(1, 0, 0, 1.0), (1, 0, 0, 2.0), (2, 1, 30, 1.5)]) == [[1, 0, 2, 0, 1.5], [2, 1, 1, 30, 1.5]]

@@ -9,8 +9,8 @@ loads servers with one worker and two in turns, `turns:before` one worker of thi
 `killed` ends one of two workers by kill -9; `choice` times how a front chooses among many workers.
 
 All servers, with the embedded pair and one thread a worker, are started first. A burst takes less than a minute of the
-clock; `--real-time 20` gives server and client that priority meanwhile (Linux), so that what else the machine does is
-not measured too.
+clock; `--real-time 20` gives servers and client that priority meanwhile (Linux), workers one less, so that what else
+the machine does is not measured too.
 """
 
 import argparse
@@ -97,11 +97,6 @@ class Server:
     pid: int
 
     @property
-    def family(self) -> list[int]:
-        """The process and all below it."""
-        return [self.pid, *_below(self.pid)]
-
-    @property
     def worker(self) -> int:
         """A process that holds a model: the one with the most memory."""
         return max(_below(self.pid), key=_resident)
@@ -173,13 +168,16 @@ def busy(pid: int) -> float:
 
 @contextlib.contextmanager
 def real_time(priority: int, servers: Sequence[Server]) -> Iterator[None]:
-    """Give servers and this process a real-time priority until the block is over; 0 for none."""
-    ids = [os.getpid(), *(pid for one in servers for pid in one.family)] if priority else []
+    """Give servers and this process a real-time priority until the block is over; 0 for none.
+
+    Workers have one less: they wait for nothing while they have texts, and would keep the others from a core.
+    """
 
     def put(policy: int, value: int) -> None:
-        for path in (one for pid in ids for one in Path(f"/proc/{pid}/task").glob("*")):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setscheduler(int(path.name), policy, os.sched_param(value))
+        for pid in (pid for server in servers for pid in _below(server.pid)):
+            _schedule(pid, policy, max(value - 1, 0))
+        for pid in (os.getpid(), *(server.pid for server in servers)):
+            _schedule(pid, policy, value)
 
     if priority:
         put(os.SCHED_FIFO, priority)
@@ -188,6 +186,12 @@ def real_time(priority: int, servers: Sequence[Server]) -> Iterator[None]:
     finally:
         if priority:
             put(os.SCHED_OTHER, 0)
+
+
+def _schedule(pid: int, policy: int, value: int) -> None:
+    for path in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(int(path.name), policy, os.sched_param(value))
 
 
 async def ask(line: httpx.AsyncClient, one: Asked, *, ids: bool = True) -> Told:

@@ -66,27 +66,23 @@ def fitted(workers: int, drafts: bool) -> tuple[Speed, float]:
         wanted.append(weight * seconds)
     found = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
     steps, prompt = [float(one) for one in found[:4]], (float(found[4]), float(found[5]))
+    own = lines(RECORD, "closed", workers=workers, drafts=drafts)
     if workers > 1:
-        slower = [
-            _pace(both) / _pace(one)
-            for both, one in zip(lines(RECORD, "closed", workers=workers, drafts=drafts), alone, strict=True)
-        ]
+        slower = [_pace(own, knot * workers) / _pace(alone, knot) for knot in KNOTS]
         steps = [one * factor for one, factor in zip(steps, slower, strict=True)]
         prompt = (prompt[0] * fmean(slower), prompt[1] * fmean(slower))
-    own = lines(RECORD, "closed", workers=workers, drafts=drafts)
-    gains = sum(one[4] for line in own for one in line["requests"]) / sum(
-        one[5] for line in own for one in line["requests"]
-    )
+    every = [one for line in own for one in line["requests"]]
+    gains = sum(one[4] for one in every) / sum(one[5] for one in every)
     between = tuple(float(np.interp(texts, KNOTS, steps)) for texts in range(1, KNOTS[-1] + 1))
     speed = Speed(between, (gains,), prompt, KNOTS[-1])
-    single = own[0]["requests"]
+    single = [one for line in own if line["clients"] == workers for one in line["requests"]]
     reading = fmean(prompt[0] + prompt[1] * one[3] for one in single)
     return speed, max(0.0, fmean(one[1] for one in single) / 1e3 - reading - between[0])
 
 
-def _pace(line: Line) -> float:
-    """Return the mean seconds between two steps of a text."""
-    own = [one for one in line["requests"] if one[5] > 1]
+def _pace(loads: Sequence[Line], clients: int) -> float:
+    """Return the mean seconds between two steps of a text under a closed load."""
+    own = [one for line in loads if line["clients"] == clients for one in line["requests"] if one[5] > 1]
     return sum(one[2] - one[1] for one in own) / sum(one[5] - 1 for one in own) / 1e3
 
 
@@ -103,8 +99,13 @@ def capacity(workers: int, *, drafts: bool = True) -> float:
     return workers * speed.capacity(jobs_of(own, speed))
 
 
-def checks() -> Iterator[Line]:
-    """Yield for every open load its percentiles as they were measured and simulated."""
+@cache
+def checks() -> tuple[Line, ...]:
+    """Return for every open load its percentiles as they were measured and simulated."""
+    return tuple(_checks())
+
+
+def _checks() -> Iterator[Line]:
     bursts = lines(RECORD, "open")
     for drafts, workers, share in sorted({(not one["drafts"], one["workers"], one["share"]) for one in bursts}):
         speed, beside = fitted(workers, not drafts)
@@ -246,6 +247,41 @@ def check_table() -> str:
     return table(["workers", "load", "requests", *(f"{name}: {both}" for name in names)], rows)
 
 
+def turns_table() -> str:
+    """Return what two servers wrote in turns, burst by burst."""
+    found = lines(RECORD, "turns")
+    rows = list[list[str]]()
+    for place in range(0, len(found), 4):
+        four = found[place : place + 4]
+        names = list(dict.fromkeys(one["server"] for one in four))
+        speeds = [
+            sum(one["tokens"] for one in four if one["server"] == name)
+            / sum(one["seconds"] for one in four if one["server"] == name)
+            for name in names
+        ]
+        what, ratio = "one worker; two workers", f"{speeds[1] / speeds[0]:.2f}x"
+        if names[1] == "before":
+            what, ratio = "one worker; the server before workers", f"{speeds[0] / speeds[1]:.3f}x"
+        rows.append([what, str(four[0]["clients"]), *(f"{one:.0f}" for one in speeds), ratio])
+    sign = SIGNS["measured"]
+    return table(
+        ["servers, in turns", "clients", f"{sign} tokens/s of the first", f"{sign} of the second", "ratio"], rows
+    )
+
+
+def killed_table() -> str:
+    """Return how long requests in progress waited for their next token when one of two workers was killed."""
+    rows = list[list[str]]()
+    for one in lines(RECORD, "killed"):
+        new = [seconds / 1e3 for told, seconds in one["told"] if not told]
+        every = [seconds / 1e3 for _, seconds in one["told"]]
+        cells = [f"{ms(percentile(own, 0.5))}, {ms(max(own))}" if own else "none" for own in (every, new)]
+        rows.append([f"{len(every)}", f"{one['resent']:.0f}", *cells])
+    sign = SIGNS["measured"]
+    head = ["texts in progress", "asked again", f"{sign} next token: median, longest"]
+    return table([*head, f"{sign} first token of those that had none: median, longest"], rows)
+
+
 def fleet_table() -> str:
     """Return the curves over the size of a fleet and its load."""
     own = lines(CURVES, "fleet")
@@ -298,7 +334,15 @@ def fault_table() -> str:
     return table([*head, f"{sign} first token, p99 and p99.9", f"{sign} whole request, p99 and p99.9"], rows)
 
 
-TABLES = {"fit": fit_table, "check": check_table, "fleet": fleet_table, "drafts": drafts_table, "faults": fault_table}
+TABLES = {
+    "turns": turns_table,
+    "killed": killed_table,
+    "fit": fit_table,
+    "check": check_table,
+    "fleet": fleet_table,
+    "drafts": drafts_table,
+    "faults": fault_table,
+}
 
 
 def with_tables(page: str) -> str:

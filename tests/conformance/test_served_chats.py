@@ -10,7 +10,7 @@ from serving import served
 
 from polydraft.conformance.http.copied_law import CopiedModel
 from polydraft.conformance.http.engines import ENGINES, SampleRequest, chatting, engine_named, read_texts
-from polydraft.conformance.http.served_tests import ServerReport, ServerTest, check_copy
+from polydraft.conformance.http.served_tests import ServerReport, ServerTest, check_copy, check_tiny
 from polydraft.conformance.http.server_client import ServerClient
 from polydraft.errors import InvalidParameter, ServerError
 from polydraft.models import load
@@ -18,7 +18,7 @@ from polydraft.models import load
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 ASKED = SampleRequest("m", (5, 6), "ab", 2, 7, 3, 0.8, 0.9, 30, 1, "Hello.")
-TEST = ServerTest(most_tokens=4_000, chat=True)
+TEST = ServerTest(most_tokens=4_000)
 ANSWER = {
     "choices": [
         {
@@ -56,6 +56,10 @@ def test_chats_are_tested_by_the_template_of_the_copy(folder: Path, tmp_path: Pa
     with served(target=str(folder), dtype="float32", batch_size=32) as address:
         report = checked(address, folder)
         assert report.passed and report.tokens >= 4_000 and not report.findings
+        client, pair = ServerClient(address, chat=True), load(folder, dtype="float32")
+        with pytest.raises(InvalidParameter, match="A tiny model has no chat template"):
+            check_tiny(client, CopiedModel(pair.target, pair.tokenizer, None, TEST.params), TEST, lambda *_: None)
+        client.close()
         with pytest.raises(ServerError, match=r"read \d+ tokens of a prompt that has \d+ .* another chat template\.$"):
             checked(address, other)
 

@@ -92,7 +92,6 @@ class ServerTest:
         tolerance: the total variation a token that may be, for other kernels and precisions.
         params: how the server is asked to sample.
         seed: of the first request.
-        chat: whether prompts are a user's message in a chat.
     """
 
     false_alarm: float = 1e-3
@@ -100,7 +99,6 @@ class ServerTest:
     tolerance: float = 0.002
     params: SamplingParams = SamplingParams()
     seed: int = 1
-    chat: bool = False
 
     def __post_init__(self) -> None:
         require_number("false_alarm", self.false_alarm, "between 0 and 1", lambda value: 0 < value < 1)
@@ -111,8 +109,10 @@ def check_tiny(client: ServerClient, copy: CopiedModel, settings: ServerTest, pr
 
     Raises:
         ServerError: it cannot be asked, its texts depend on each other, or it has another model.
-        InvalidParameter: the copy is too large to list its texts.
+        InvalidParameter: the copy is too large to list its texts, or it is asked in chats.
     """
+    if client.chats:
+        raise InvalidParameter("A tiny model has no chat template: ask it without chats.")
     prompt = copy.ids(TINY_PROMPT)
     _check_first_texts(client, copy, [prompt], settings)
     most = max(1, (settings.most_tokens or MOST_TEXTS * TINY_TOKENS) // TINY_TOKENS)
@@ -165,7 +165,7 @@ def check_copy(client: ServerClient, copy: CopiedModel, settings: ServerTest, pr
         ServerError: it cannot be asked, its texts depend on each other, it has another model or tokenizer, or so many
             requests were lost that there can be no verdict.
     """
-    prompts = [copy.chat_ids(text) if settings.chat else copy.ids(text) for text in PROMPTS]
+    prompts = [copy.chat_ids(text) if client.chats else copy.ids(text) for text in PROMPTS]
     first = _check_first_texts(client, copy, prompts, settings)
     tolerance, notes = settings.tolerance, list[str]()
     if not first.sure:
@@ -280,7 +280,7 @@ def _check_first_texts(
         ServerError: other tokens, or the same text for every seed.
     """
     counts = [1, 1, min(4, client.engine.most)]
-    asked = replace(_request(client, copy, prompts[0], settings, 1, LENGTH), message=_message(settings, PROMPTS[0]))
+    asked = replace(_request(client, copy, prompts[0], settings, 1, LENGTH), message=_message(client, PROMPTS[0]))
     first = [
         replace(asked, count=count, seed=_seed(settings, -number - 1), likeliest=MOST_TOLD)
         for number, count in enumerate(counts)
@@ -291,7 +291,7 @@ def _check_first_texts(
     samples = [one for answer in answers for one in answer]
     count = samples[0].prompt_tokens
     if count is not None and count != len(prompts[0]):
-        why = "chat template" if settings.chat else "tokenizer or puts a template around prompts"
+        why = "chat template" if client.chats else "tokenizer or puts a template around prompts"
         raise ServerError(
             f"{client.url} read {count} tokens of a prompt that has {len(prompts[0])} for the copy: it has another "
             f"{why}."
@@ -371,7 +371,7 @@ def _requests(
 ) -> Iterator[tuple[Sequence[int], SampleRequest]]:
     each = min(TOGETHER, client.engine.most)
     own = [
-        replace(_request(client, copy, prompt, settings, each, LENGTH), message=_message(settings, text))
+        replace(_request(client, copy, prompt, settings, each, LENGTH), message=_message(client, text))
         for prompt, text in zip(prompts, PROMPTS, strict=True)
     ]
     for number in range(_count(settings, each)):
@@ -379,8 +379,8 @@ def _requests(
         yield prompt, replace(own[number % len(prompts)], seed=_seed(settings, number))
 
 
-def _message(settings: ServerTest, text: str) -> str | None:
-    return text if settings.chat else None
+def _message(client: ServerClient, text: str) -> str | None:
+    return text if client.chats else None
 
 
 def _count(settings: ServerTest, each: int) -> int:

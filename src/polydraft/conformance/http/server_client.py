@@ -47,6 +47,7 @@ class ServerClient:
         sleep: waits so many seconds.
 
     Attributes:
+        chats: whether prompts are sent in chats.
         lost: how many texts were asked for and never came.
         asked: how many were asked for.
 
@@ -70,7 +71,7 @@ class ServerClient:
         HTTP.check()
         import httpx
 
-        self.url, self._sleep, self.lost, self.asked = _checked(url), sleep, 0, 0
+        self.url, self._sleep, self.lost, self.asked, self.chats = _checked(url), sleep, 0, 0, chat
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT, transport=transport, trust_env=False)
         self._pool = ThreadPoolExecutor(TOGETHER)
