@@ -406,6 +406,8 @@ class Simulation:
             need = max(self.jobs[job].tokens / self.jobs[job].pace, gain)
             heappush(replica.ends, (replica.clock + (1 + late) * gain, job, True))
             heappush(replica.ends, (replica.clock + need + late * gain, job, False))
+        else:  # it is time for the first of these, whatever the clock was rounded to
+            replica.clock = max(replica.clock, replica.ends[0][0])
         while replica.ends and replica.ends[0][0] <= replica.clock + 1e-9:
             _, job, first = heappop(replica.ends)
             if first:
@@ -420,6 +422,8 @@ class Simulation:
     def _go_on(self, replica: Replica, number: int, now: float) -> None:
         """Begin to read the next prompt if there is room, and note when something happens next."""
         speed = self.speed
+        if not replica.texts:
+            replica.clock = 0.0  # which keeps it exact
         if replica.reading < 0 and replica.waiting and replica.texts < speed.most:
             self._read(replica, replica.waiting.popleft(), now)
         elif replica.reading < 0:

@@ -128,6 +128,7 @@ BAD = {
     "empty prompt": (["generate", ""], "The prompt is empty"),
     "tree": (["generate", "x", "--tree", "4,x"], "A tree is written as children per depth"),
     "temperature": (["generate", "x", "--temperature", "-1"], "temperature must be a finite number >= 0"),
+    "parallel": (["generate", "x", "--parallel", "1"], "--parallel must be a number of ranks from 2 to 1024"),
     "top_p": (["generate", "x", "--temperature", "1", "--top-p", "1.5"], "--top-p must be in (0, 1]"),
     "verifier": (["generate", "x", "--verifier", "magic"], "magic"),
     "folder": (["generate", "x", "--target", "./no-such-folder"], "There is no model folder './no-such-folder'"),

@@ -169,6 +169,8 @@ BAD_CALLS = [
     (["--url", "http://h", "--trust-logprobs", "--draft", "pair-draft"], "--draft goes with --copy"),
     (["--url", "http://h", "--tiny", ".", "--tolerance", "0.1"], "--tiny tests without a tolerance"),
     (["--url", "http://h", "--copy", ".", "--quick"], "--quick is for rules"),
+    (["--url", "http://h", "--tiny", ".", "--chat"], "--tiny has no chat template"),
+    (["--url", "http://h", "--trust-logprobs", "--false-alarm", "1"], "--false-alarm must be in (0, 0.5], but is 1.0"),
     (["--url", "nowhere", "--trust-logprobs"], "--url must be like"),
     (["--url", "http://127.0.0.1:9", "--trust-logprobs"], "There is no server at http://127.0.0.1:9"),
     (["--tiny", "."], "--tiny is for a server, and none is named"),

@@ -106,7 +106,8 @@ def _export(options: ConformanceOptions) -> int:
     shown.print(styled(f"Wrote {', '.join(names)} to {options.export}.", "default"), soft_wrap=True)
     if not any(name.endswith(".gguf") for name in names):
         shown.print("Without the package gguf there is no file for llama.cpp and Ollama: pip install gguf.")
-    said = f"Serve it in single precision, then: polydraft conformance --url URL --tiny {options.export}"
+    said = f"Serve it in single precision (polydraft serve --target {options.export} --dtype float32), then: "
+    said += f"polydraft conformance --url URL --tiny {options.export}"
     shown.print(styled(said, "default"), soft_wrap=True)
     return 0
 
