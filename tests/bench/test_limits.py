@@ -18,8 +18,9 @@ from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.probs import Noise, SamplingParams, overlap, shortlist
 from polydraft.schemes import IID, TopK, TopThenIID, WithoutReplacement
-from polydraft.trees import Chain, Fixed, TreeShape, Widths
+from polydraft.trees import BestFirst, Chain, Fixed, TreeShape, Widths
 from polydraft.verifiers import (
+    FAMILIES,
     BottomUp,
     Lenient,
     NaiveMatch,
@@ -32,8 +33,8 @@ from polydraft.verifiers import (
     expected_accepted,
 )
 from polydraft_lab.limits import LimitsSettings, Models, NodeCase, Record, fitting, measure, node_cases, tree_cases
-from polydraft_lab.limits.branching import accepted_on_trees, draw_trees, every, score_trees
-from polydraft_lab.limits.cases import ANY_RULE, is_bounded
+from polydraft_lab.limits.branching import accepted_on_trees, draw_trees, every, rows_at_leaves, score_trees
+from polydraft_lab.limits.cases import ANY_RULE, bounds_on
 from polydraft_lab.limits.measuring import OPTIMUM, acceptance_at_nodes
 from polydraft_lab.limits.positions import Sample, draft_rows, generate_sample, rows_on_atoms
 
@@ -180,8 +181,10 @@ class TestTrees:
                 found = {(scheme, rule) for scheme, rules in record.trees[shape].items() for rule in rules}
                 own = {(c.verifier.scheme.name, c.label) for c in tree_cases() if c.chain == chain}
                 drawn = {IID().name} | ({WithoutReplacement().name} if not chain else set())
-                assert found >= own and {scheme for scheme, rule in found - own if rule == ANY_RULE} >= drawn
-                kept = [v for rules in record.trees[shape].values() for name, v in rules.items() if name != ANY_RULE]
+                assert found >= own and {scheme for scheme, rule in found - own if ANY_RULE in rule} >= drawn
+                kept = [
+                    v for rules in record.trees[shape].values() for name, v in rules.items() if ANY_RULE not in name
+                ]
                 assert all(0 <= v <= 2 * 3 + 1e-9 for v in kept)
 
     def test_no_rule_is_above_the_bound_on_any(self, models: Models, prompts: list[Prompt]) -> None:
@@ -195,8 +198,23 @@ class TestTrees:
             least = float(values.mean() + 3 * values.std() / 200**0.5)
             for rule in (Valued(scheme), BottomUp(Optimal(scheme))):
                 assert 0 < float(expected_accepted(rule, trees, rows).mean()) < least
-        assert is_bounded(Chain(2), IID()) and not is_bounded(Chain(2), TopK())
-        assert not is_bounded(Fixed(TreeShape(((2,), (1,)))), IID())
+        assert len(bounds_on(Chain(2), IID())) == len(FAMILIES) and not bounds_on(Chain(2), TopK())
+        assert not bounds_on(BestFirst(4), IID())
+
+    def test_leaves_above_the_last_depth_are_priced_by_rows_of_their_own(
+        self, models: Models, prompts: list[Prompt]
+    ) -> None:
+        sample, shape = sample_with_room(models, prompts[0], 3000), TreeShape(((2,), (1,)))
+        roots = sample.first + torch.zeros(60, dtype=torch.int64)
+        drawn = draw_trees(sample, roots, Fixed(shape), IID(), 0.8, 8, noise(60))
+        whole = rows_at_leaves(sample, roots, drawn, 0.8, 8)
+        assert float(drawn.probs[:, 2].sum()) == 0 and float(whole.probs[:, 2].sum(-1).min()) > 0.999
+        assert torch.equal(whole.probs[:, :2], drawn.probs[:, :2])
+        same = (drawn.tree.tokens[:, 1] == drawn.tree.tokens[:, 2]).nonzero().flatten()
+        assert len(same) and torch.equal(whole.shortlist[same, 1], whole.shortlist[same, 2])
+        torch.testing.assert_close(whole.probs[same, 1], whole.probs[same, 2])
+        found = accepted_on_trees(sample, roots, Fixed(shape), tree_cases(), (0.8, 0.8), 8, 0)[IID().name]
+        assert found["by value"] < min(value for name, value in found.items() if ANY_RULE in name) * 1.1
 
     def test_a_chain_token_by_token_is_the_product_of_overlaps_on_average(
         self, models: Models, prompts: list[Prompt]
@@ -292,7 +310,7 @@ def test_a_draft_models_drafts_are_accepted_as_its_rows_say(
                 assert mine.nodes[scheme][k] == pytest.approx(rules, abs=1e-4), (scheme, k)
         for shape, by_scheme in record.trees.items():
             for scheme, rules in by_scheme.items():
-                assert {*mine.trees[shape][scheme]} >= {*rules} - {ANY_RULE}
+                assert {*mine.trees[shape][scheme]} >= {name for name in rules if ANY_RULE not in name}
                 assert all(0 < value <= 2 * record.tree_positions for value in mine.trees[shape][scheme].values())
 
 

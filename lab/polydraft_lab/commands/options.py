@@ -81,6 +81,9 @@ class LimitsOptions(SourceOptions):
     )
     numbers: str = NUMBERS.usually("1,2,3,4,6,8")
     shortlist: int = SHORTLIST.usually(64)
+    shapes: tuple[str, ...] = option(
+        (), "Trees; may be repeated. Default: chain:4, 2,2,1 and 4,2,1.", DRAFTING, flag="--tree", metavar="TREE"
+    )
     tree_every: int = count(4, "Grow trees at every so many positions; 0: none.", MEASURING, least=0)
     seed: int = SEED.usually(0)
     out: Path | None = FOLDER.but(

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.catalogue import RuleLine, SchemeLine, every_scheme, parse_policy, schemes_of, tables
+from polydraft.catalogue import RuleLine, SchemeLine, every_scheme, schemes_of, tables
 from polydraft.schemes import Scheme, most_drafts_of
-from polydraft.trees import TreePolicy
+from polydraft.trees import GrowingPolicy, TreePolicy
 from polydraft.verifiers import (
+    FAMILIES,
     BottomUp,
     NodeVerifier,
     PathVerifier,
@@ -151,17 +152,8 @@ def is_chain(policy: TreePolicy) -> bool:
     return policy.shape.max_children <= 1
 
 
-def is_bounded(policy: TreePolicy, scheme: Scheme) -> bool:
-    """Tell whether any exact rule is bounded on a policy's trees: of full levels, of drafts that are drawn."""
-    levels = zip(policy.shape.levels, policy.shape.counts, strict=False)
-    full = all(len(nodes) == sum(count > 0 for count in counts) for nodes, counts in levels)
-    return full and scheme.independent and scheme.lone_draft_is_drawn and not scheme.several_rows
-
-
-def tree_policies(shapes: tuple[str, ...]) -> dict[str, TreePolicy]:
-    """Return the policies that the shapes' names stand for.
-
-    Raises:
-        InvalidParameter: a name is none of a shape.
-    """
-    return {name: parse_policy(name) for name in shapes}
+def bounds_on(policy: TreePolicy, scheme: Scheme) -> tuple[str, ...]:
+    """Return the names of the bounds on any exact rule on a policy's trees, one for each family of prices, if any."""
+    planned = scheme.independent and scheme.lone_draft_is_drawn and not policy.stops
+    priced = planned and not scheme.several_rows and not isinstance(policy, GrowingPolicy)
+    return tuple(f"{ANY_RULE} ({one.factor:g}, {one.damping:g})" for one in FAMILIES) if priced else ()

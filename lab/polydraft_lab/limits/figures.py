@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polydraft.bench.bootstrap import Estimate
 from polydraft.bench.style import COLOURS, panels, save
 from polydraft.extras import FIGURES
 from polydraft_lab.limits.cases import NAIVE, node_cases
@@ -86,7 +85,7 @@ def _draw_scheme(
     best = sorted({x_of(one): one.optimum.mean for one in results if one.task == task}.items())
     label = f"{scheme}: optimum" + (f" = {', '.join(reached)}" if reached else "")
     axis.plot(*zip(*best, strict=True), color=colour, linewidth=1.8, label=label)
-    for rule, marker in zip(dict.fromkeys(one.rule for one in shown), _cycle(MARKERS), strict=False):
+    for rule, marker in zip(dict.fromkeys(one.rule for one in shown), MARKERS * 8, strict=False):
         points = sorted((x_of(one), one.acceptance.mean) for one in shown if (one.task, one.rule) == (task, rule))
         axis.plot(
             *zip(*points, strict=True),
@@ -124,20 +123,11 @@ def gaps(results: Sequence[NodeResult], condition: str) -> "Figure":
         for one in (one for one in shown if one.task == task):
             place = rows.index((one.scheme, one.rule))
             colour = colour_of(one.scheme)
-            low, high = (100 * _end(one.gap, upper) for upper in (False, True))
-            axis.plot([low, high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
+            low, high = (one.gap.mean if end is None else end for end in (one.gap.low, one.gap.high))
+            axis.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
             axis.plot([100 * one.gap.mean], [place], color=colour, marker="o", markersize=4.5)
         axis.set_xlabel("gap to the optimum, points")
     axes[0].set_yticks(range(len(rows)), [f"{scheme}: {rule}" for scheme, rule in rows])
     axes[0].invert_yaxis()
     figure.suptitle(f"Gap to the scheme's optimal acceptance, {condition}", fontsize=11)
     return figure
-
-
-def _end(one: Estimate, upper: bool) -> float:
-    end = one.high if upper else one.low
-    return one.mean if end is None else end
-
-
-def _cycle(values: Sequence[str]) -> list[str]:
-    return [*values] * 8

@@ -10,22 +10,22 @@ from torch import Tensor
 
 from polydraft.bench.prompts import Prompt, in_turn
 from polydraft.bench.prompts.prompt import encode, seed_of
+from polydraft.catalogue import parse_policy
 from polydraft.drafters import Drafter, proposes
 from polydraft.errors import ContextOverflow, InvalidParameter
 from polydraft.probs import SamplingParams
 from polydraft.theory import optimal_acceptance
+from polydraft.trees import TreePolicy
 from polydraft.verifiers import NaiveMatch, TopDown
 from polydraft_lab.limits.branching import Accepted, accepted_on_trees, every, most_room
 from polydraft_lab.limits.cases import (
-    ANY_RULE,
     NAIVE,
     TREE_SHAPES,
     NodeCase,
     TreeCase,
-    is_bounded,
+    bounds_on,
     node_cases,
     tree_cases,
-    tree_policies,
 )
 from polydraft_lab.limits.drafters import drafts_along, schemes_under
 from polydraft_lab.limits.positions import Models, generate_sample, rows_on_atoms
@@ -88,7 +88,12 @@ class LimitsSettings:
             values = getattr(self, name)
             if not values or len({*values}) < len(values):
                 raise InvalidParameter(f"{name} must be different values, at least one, but are {values}.")
-        tree_policies(self.shapes)
+        _ = self.policies
+
+    @property
+    def policies(self) -> dict[str, TreePolicy]:
+        """The trees by their names."""
+        return {name: parse_policy(name) for name in self.shapes}
 
     def draft_temperature_at(self, temperature: float) -> float:
         """Return the draft's temperature where the target's is given."""
@@ -125,11 +130,10 @@ class LimitsSettings:
     def tree_layout(self) -> dict[str, dict[str, set[str]]]:
         """Return what a record's sums on trees are of: shape -> scheme -> the rules."""
         found: dict[str, dict[str, set[str]]] = {}
-        for name, policy in tree_policies(self.shapes).items():
+        for name, policy in self.policies.items():
             for case in (one for one in self.tree_cases if one.fits(policy)):
                 of_scheme = found.setdefault(name, {}).setdefault(case.verifier.scheme.name, set())
-                bound = {ANY_RULE} if is_bounded(policy, case.verifier.scheme) and self.bounded else set[str]()
-                of_scheme.update({case.label} | bound)
+                of_scheme.update({case.label, *(bounds_on(policy, case.verifier.scheme) if self.bounded else ())})
         return found
 
     def conditions(self) -> dict[str, object]:
@@ -209,7 +213,7 @@ def measure_one(models: Models, prompt: Prompt, settings: LimitsSettings, temper
     """Generate one text and evaluate all rules along it."""
     if models.drafter is not None:
         return _measure_drafter(models, models.drafter, prompt, settings, temperature)
-    policies = tree_policies(settings.shapes)
+    policies = settings.policies
     seed, draft_temperature = seed_of(prompt, settings.seed), settings.draft_temperature_at(temperature)
     room = most_room(list(policies.values()), settings.max_tokens, settings.tree_every)
     ids = encode(models.pair, prompt, settings.excerpt_tokens)
@@ -231,7 +235,7 @@ def _measure_drafter(
     models: Models, drafter: Drafter, prompt: Prompt, settings: LimitsSettings, temperature: float
 ) -> Record:
     """Generate one text and evaluate all rules on what a drafter drafts along it."""
-    ids, policies = encode(models.pair, prompt, settings.excerpt_tokens), tree_policies(settings.shapes)
+    ids, policies = encode(models.pair, prompt, settings.excerpt_tokens), settings.policies
     sampling = dict[str, Any](temperature=temperature, seed=seed_of(prompt, settings.seed))
     sampling |= {**UNFILTERED, "repetition_penalty": 1.0} if temperature else {"repetition_penalty": 1.0}
     tokens = max(1, min(settings.max_tokens, models.room - ids.shape[1] - 1))

@@ -5,10 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate
 from polydraft.bench.prompts import ALL
+from polydraft.verifiers import cross_fitted
+from polydraft_lab.limits.cases import ANY_RULE
 from polydraft_lab.limits.measuring import OPTIMUM, Record
 
 
@@ -116,6 +119,10 @@ def _tree_results(
         for scheme, rules in group[0].trees[shape].items()
         for rule in rules
     }
+    bounds = {key: one for key, one in sums.items() if key[1].startswith(ANY_RULE)}
+    for scheme in dict.fromkeys(scheme for scheme, _ in bounds):
+        by_family = torch.tensor(np.stack([sums.pop(key) for key in bounds if key[0] == scheme]))
+        sums[scheme, ANY_RULE] = cross_fitted(by_family).numpy()
     best = max(sums.values(), key=lambda one: float(one.sum()))
     for (scheme, rule), one in sums.items():
         reached, behind = estimate(one, counts, weights), estimate(best - one, counts, weights)

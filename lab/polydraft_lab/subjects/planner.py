@@ -186,7 +186,8 @@ def measure_planner(
     whole = {"top_k": 0} if setting.temperature else {}
     common = {"drafter": drafts, "temperature": setting.temperature, "eos_token_id": None, **whole}
     arms, texts = _arms(setting, drafts, options), batches(prompts, setting.batch_size)
-    _warm_up(pair, texts[0], common, setting)
+    for special in ({"drafter": NoDraft()}, *({"policy": tree} for tree in known_trees(setting, common["drafter"]))):
+        side_by_side([Lane.begin(pair, texts[0], {**common, **special, "seed": 0, "max_new_tokens": WARM_UP})])
     found: dict[str, list[float]] = {name: [] for name in arms}
     total = rounds_of(setting, len(prompts), options)
     for number in range(total):
@@ -230,11 +231,6 @@ def batches(prompts: Sequence[Int[Tensor, "1 _"]], size: int) -> list[PromptBatc
     if size == 1:
         return [PromptBatch.of([ids]) for ids in prompts]
     return [PromptBatch.of([prompts[number % len(prompts)] for number in range(size)])]
-
-
-def _warm_up(pair: Pair, text: PromptBatch, common: dict[str, Any], setting: PlannerSetting) -> None:
-    for special in ({"drafter": NoDraft()}, *({"policy": tree} for tree in known_trees(setting, common["drafter"]))):
-        side_by_side([Lane.begin(pair, text, {**common, **special, "seed": 0, "max_new_tokens": WARM_UP})])
 
 
 @dataclass

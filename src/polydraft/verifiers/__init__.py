@@ -30,7 +30,7 @@ from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, PathVerifier, Top
 from polydraft.verifiers.trees.rollback import Rollback
 from polydraft.verifiers.trees.shared_noise import SharedNoise
 from polydraft.verifiers.trees.traversal import TraversalVerification
-from polydraft.verifiers.trees.tree_bound import FAMILIES, PriceFamily, dual_values, fitted_bound
+from polydraft.verifiers.trees.tree_bound import FAMILIES, PriceFamily, cross_fitted, dual_values
 from polydraft.verifiers.trees.valued import Valued
 
 __all__ = [
@@ -67,9 +67,9 @@ __all__ = [
     "TypicalAcceptance",
     "Valued",
     "check_rows",
+    "cross_fitted",
     "dual_values",
     "expected_accepted",
-    "fitted_bound",
     "has_marginal",
     "most_drafts",
     "require_few",

@@ -1,17 +1,24 @@
-"""Value curves: what a child's share brings in kept drafts, itself and those below it, guessed from the shape."""
+"""Value curves: what a child's share brings in kept drafts, itself and those below it, guessed or measured."""
 
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import isfinite
 
 import numpy as np
 
+from polydraft.errors import InvalidParameter, shortened
 from polydraft.theory.tree_program import Subtree, subtrees
 from polydraft.trees import TreeShape
+from polydraft.verifiers.selection.rule import Numbers
 from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, Slopes
 
 FIRST = (1.0, 1.0, 0.85, 0.6)
 """How much of each quarter of a node's scale its first child gets on average: usual of pairs that agree in .8 or so."""
 LATER = (0.8, 0.6, 0.4, 0.3)
 """How much of each quarter of what is left a later child gets."""
+FIRST_BELOW, LATER_BELOW = 2, 1
+"""How long a chain is usual below a first child and a later one of a tree that grows."""
 LEAF = (STEPS,) * PARTS
 """A leaf brings itself, whatever its share."""
 
@@ -24,7 +31,7 @@ def curve(below: Subtree) -> tuple[int, ...]:
     `FIRST`, each later one by `LATER` of what is left. Slopes are kept from rising, so that the curve is concave. Any
     slopes are exact; better ones keep more.
     """
-    return tuple(STEPS + 2 * int(slope * STEPS / 2 + 0.5) for slope in _slopes_of(_kept(below)))
+    return _in_steps(_slopes_of(_kept(below)))
 
 
 def _kept(below: Subtree) -> tuple[float, ...]:
@@ -55,3 +62,106 @@ def curves_of(shape: TreeShape) -> Slopes:
     curves: Slopes = np.array([curve(node) for node in nodes], dtype=np.int64)
     curves.flags.writeable = False
     return curves
+
+
+def _in_steps(slopes: Iterable[float]) -> tuple[int, ...]:
+    """Return slopes in steps of price; those that are given are of what is kept below."""
+    return tuple(STEPS + 2 * int(slope * STEPS / 2 + 0.5) for slope in slopes)
+
+
+Path = tuple[int, ...]
+"""Where a node stands: the ranks from below the root down to it, such as (0, 1), the first child's second one."""
+Seen = tuple[Path, float, float]
+"""A node of a finished step: where it stood, its share when it was looked at, and what was kept below it on average."""
+OF_USUAL = 8.0
+"""How many nodes with a whole share a guessed curve counts for."""
+STEEPEST = 64.0
+"""No part of a share brings more than so many drafts; prices are found in time that grows with the steepest part."""
+
+
+@dataclass(frozen=True)
+class ValueCurves:
+    """Curves of the nodes of trees that grow, by where they stand.
+
+    The shape below a node of such a tree follows from what is drawn, so that no curve may be composed from it: a curve
+    has to be known before the node is drawn. Where the node stands is known then.
+
+    Args:
+        slopes: for each path that was measured, what each of `PARTS` equal parts of a share brings below the node, in
+            falling order. Other nodes have the curve of a chain: of `FIRST_BELOW` drafts if they are a first child,
+            else of `LATER_BELOW`.
+
+    Raises:
+        InvalidParameter: slopes that are no such numbers.
+    """
+
+    slopes: tuple[tuple[Path, tuple[float, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        for path, parts in self.slopes:
+            in_range = all(isfinite(one) and 0 <= one <= STEEPEST for one in parts)
+            if len(parts) != PARTS or not in_range or [*parts] != sorted(parts, reverse=True):
+                raise InvalidParameter(
+                    f"The curve at {path} must be {PARTS} falling numbers in 0 to {STEEPEST:g}, but is "
+                    f"{shortened(parts)}."
+                )
+
+    def of_path(self, path: Path) -> tuple[float, ...]:
+        """Return what the parts of a share bring below a node."""
+        return self._known.get(path) or _usual(path)
+
+    @cached_property
+    def _known(self) -> Mapping[Path, tuple[float, ...]]:
+        return dict(self.slopes)
+
+    def after(self, seen: Iterable[Seen]) -> "ValueCurves":
+        """Return the curves that fit finished steps best, the usual ones counting for `OF_USUAL` nodes at each path.
+
+        With x_u the part u of a node's share, what is kept below it is taken to be sum_u slope_u x_u: least squares,
+        made falling by pooling.
+        """
+        sums: dict[Path, tuple[Numbers, Numbers]] = {}
+        for path, share, below in seen:
+            if path not in sums:
+                prior = OF_USUAL / PARTS**2
+                sums[path] = prior * np.eye(PARTS), prior * np.array(_usual(path))
+            parts = np.clip(share - np.arange(PARTS) / PARTS, 0, 1 / PARTS)
+            sums[path][0][:] += np.outer(parts, parts)
+            sums[path][1][:] += parts * below
+        fitted = ((path, _falling(np.linalg.solve(*both))) for path, both in sorted(sums.items()))
+        return ValueCurves(
+            tuple((path, tuple(float(min(max(one, 0), STEEPEST)) for one in row)) for path, row in fitted)
+        )
+
+
+def _falling(slopes: Numbers) -> list[float]:
+    """Return the nearest falling numbers."""
+    count = range(len(slopes))
+    return [min(max(slopes[a : b + 1].mean() for b in count[i:]) for a in count[: i + 1]) for i in count]
+
+
+@lru_cache(maxsize=1024)
+def _usual(path: Path) -> tuple[float, ...]:
+    below: Subtree = ()
+    for _ in range(LATER_BELOW if path[-1] else FIRST_BELOW):
+        below = (below,)
+    return tuple(_slopes_of(_kept(below)))
+
+
+@lru_cache(maxsize=1024)
+def paths_of(parents: tuple[int, ...]) -> tuple[Path, ...]:
+    """Return where each node of a tree stands, given its parent, which is -1 for the root."""
+    paths, born = list[Path]([()]), [0] * len(parents)
+    for parent in parents[1:]:
+        paths.append((*paths[parent], born[parent]))
+        born[parent] += 1
+    return tuple(paths)
+
+
+@lru_cache(maxsize=1024)
+def grown_curves(curves: ValueCurves, parents: tuple[int, ...]) -> Slopes:
+    """Return the slopes of each node's share in a tree that grew, not to be written to."""
+    slopes = [LEAF, *(_in_steps(curves.of_path(path)) for path in paths_of(parents)[1:])]
+    table: Slopes = np.array(slopes, dtype=np.int64)
+    table.flags.writeable = False
+    return table

@@ -71,20 +71,21 @@ def dual_values(
     return torch.tensor([pricing.of_tree(shape.parents, *row) for row in rows], dtype=torch.float64)
 
 
-def fitted_bound(values: Sequence[Float[Tensor, " b"]]) -> tuple[float, float]:
-    """Return a bound and its standard error, given the dual values of the same trees for several families of prices.
+def cross_fitted(values: Float[Tensor, "f b"]) -> Float[Tensor, " b"]:
+    """Return dual values by prices that were fitted on others.
 
-    The family is chosen by the first half of the trees and the bound is the mean of the second, so the choice does not
-    bias it.
+    Each half is priced by the family whose mean is least on the other half, so that no choice follows from the values
+    that it is judged by, and all of them count. Their mean is a bound. A single value is that of the last family.
 
-    Raises:
-        InvalidParameter: there are fewer than four trees.
+    Args:
+        values: those of trees, or their sums over texts, by every family of `FAMILIES`; what belongs to one text stands
+            on one side of the middle.
     """
-    half = len(values[0]) // 2
-    if half < 2:
-        raise InvalidParameter(f"A bound needs at least 4 trees, but has {len(values[0])}.")
-    best = min(values, key=lambda one: float(one[:half].mean()))[half:]
-    return float(best.mean()), float(best.std()) / len(best) ** 0.5
+    half = values.shape[-1] // 2
+    if not half:
+        return values[-1]
+    first, second = values[:, :half], values[:, half:]
+    return torch.cat([first[second.mean(dim=-1).argmin()], second[first.mean(dim=-1).argmin()]])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """Shares by value: a child with drafts below it gets more than a leaf does, and all nodes of a level share one unit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -24,12 +25,11 @@ from polydraft.schemes import (
 )
 from polydraft.trees import Draft, Verdict
 from polydraft.verifiers.nodes.optimal import Optimal
-from polydraft.verifiers.nodes.race import Race
 from polydraft.verifiers.selection.ordered import certain_tokens
 from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
-from polydraft.verifiers.selection.value_curves import curves_of
-from polydraft.verifiers.selection.valued_shares import PARTS, STEPS, DraftLaws, Slopes, settled, shares_at
-from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, emit, listed_atoms, path_to
+from polydraft.verifiers.selection.value_curves import Seen, ValueCurves, curves_of, grown_curves, paths_of
+from polydraft.verifiers.selection.valued_shares import PARTS, SMALLEST, STEPS, DraftLaws, Slopes, settled, shares_at
+from polydraft.verifiers.trees.lifts import PathLaw, emit, listed_atoms, path_to
 from polydraft.verifiers.trees.lifts import settled as settled_verdict
 
 NOISE = 1e-14
@@ -52,9 +52,9 @@ class Valued:
     keeps for itself is (a(v) - v's part of K) (1 - G) / (1 - K), and every other scale is multiplied by
     (1 - G) / (1 - K). Behind v the mass that its children left is emitted.
     Where all children of one node are leaves, shares are those of `Optimal`. Successive drafts are looked at node by
-    node where a node has several: two together; of more, the first apart if it has most below it, and the others share
-    what it leaves, as in `TraversalVerification`; else all by `Optimal`. Both copies of a repeated token have shares,
-    each with its own subtree, unless the target is certain of it.
+    node where a node has several: those with children two by two, or the first apart where it has more below it than
+    the others alike, then the leaves by `Optimal`, each group in what those before it leave. Both copies of a repeated
+    token have shares, each with its own subtree, unless the target is certain of it.
     Scheme: independent drafts, also with certain ones before them or of several rows; successive ones; certain ones.
     Exactness: scales are right on average over the drafts that are looked at, whatever came before, so the path ends
     at v, or goes on below it, with a(v) on average and a text that follows the target. h_r may be any curve that was
@@ -64,11 +64,16 @@ class Valued:
     Acceptance: that of `theory.tree_optimum` on one level and on chains; see docs/theory/optimum.md for trees.
     Source: our own.
 
+    Args:
+        scheme: how the drafts are drawn.
+        curves: those of trees that grow.
+
     Raises:
         UnpairedScheme: the scheme is another one.
     """
 
     scheme: Scheme = WithoutReplacement()
+    curves: ValueCurves = ValueCurves()
     name = "valued"
     lossless = True
     best_alone = True
@@ -81,8 +86,6 @@ class Valued:
         verdict = settled_verdict(self, draft, target_probs, noise)
         if verdict:
             return verdict
-        if _unplanned(draft):
-            return self._of_nodes.tried(draft, target_probs, noise)
         law, uniforms = self.path_law(draft, target_probs), sent(noise.uniform(3), target_probs.device)
         end, rows = sample(law.end, uniforms[:, 2]), torch.arange(len(target_probs), device=target_probs.device)
         atom = sample(law.rest[rows, end], uniforms[:, 1])
@@ -91,28 +94,47 @@ class Valued:
 
     def path_law(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> PathLaw:
         """Return the law of the verdict given the draft."""
-        if _unplanned(draft) or draft.planned is None:
-            return self._of_nodes.path_law(draft, target_probs)
+        walks = self._walks(draft, target_probs)
+        end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
+        return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
+
+    def measured(self, finished: Iterable[tuple[Draft, Float[Tensor, "b n V"]]]) -> "Valued":
+        """Return the rule with curves that fit the trees of finished steps, given with the target's rows.
+
+        A step's own tree must not be among them: a curve that follows what is drawn below it is biased.
+        """
+        seen = chain.from_iterable(self._seen(*step) for step in finished)
+        return replace(self, curves=self.curves.after(seen))
+
+    def _seen(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Iterator[Seen]:
+        for walk, row, valid in zip(
+            self._walks(draft, target_probs), integers(draft.tree.parents), draft.tree.valid.tolist(), strict=True
+        ):
+            through, below = walk.scale.copy(), np.zeros(len(row))
+            for node in range(len(row) - 1, 0, -1):
+                through[row[node]] += through[node]
+                below[row[node]] += through[node] + below[node]
+            for node, path in enumerate(paths_of(tuple(row.tolist()))):
+                if node and valid[node]:
+                    yield path, float(walk.shares[node]), float(below[node])
+
+    def _walks(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> "list[_Walk]":
+        """Look at all drafts of every row's tree."""
         table = listed_atoms(draft, target_probs).double()
         padded = torch.nn.functional.pad(draft.probs, (0, 1))
         given = zip(
             numbers(padded), numbers(table), integers(draft.drafted_atoms()), integers(draft.tree.children), strict=True
         )
-        curves, known = curves_of(draft.planned), dict[tuple[bytes, ...], tuple[Numbers, Numbers]]()
-        walks = [_Walk(self.scheme, curves, *row, known) for row in given]
+        known, planned = dict[tuple[bytes, ...], tuple[Numbers, Numbers]](), draft.planned
+        if planned is not None and planned.size >= draft.tree.tokens.shape[-1]:
+            curves = [curves_of(planned)] * len(table)
+        else:
+            curves = [grown_curves(self.curves, tuple(row)) for row in draft.tree.parents.tolist()]
+        walks = [_Walk(self.scheme, own, *row, known) for own, row in zip(curves, given, strict=True)]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
             for walk in walks:
                 walk.go_down()
-        end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
-        return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
-
-    @property
-    def _of_nodes(self) -> BottomUp:
-        return BottomUp(Race(self.scheme) if self.scheme.several_rows else Optimal(self.scheme))
-
-
-def _unplanned(draft: Draft) -> bool:
-    return draft.planned is None or draft.planned.size < draft.tree.tokens.shape[-1]
+        return walks
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +155,7 @@ class _Siblings:
 
 
 class _Walk:
-    """The scales of one tree's nodes and the law behind each, as far as its drafts were looked at.
+    """The scales of one tree's nodes, their shares when they were looked at, and the law behind each, as far as that.
 
     Args:
         scheme: how the drafts were drawn.
@@ -158,6 +180,7 @@ class _Walk:
         self.scheme, self.curves, self.known = scheme, curves, known
         self.draft, self.atoms, self.children = draft, atoms, children
         self.left, self.scale = target.copy(), np.zeros(len(target))
+        self.shares = self.scale.copy()
         self.scale[0] = 1
 
     def go_down(self) -> None:
@@ -180,21 +203,21 @@ class _Walk:
         return len(one.children) > 1 and set_law_of(self.scheme).draws is Draws.SUCCESSIVE
 
     def _look_at_several(self, one: _Siblings) -> None:
-        """Look at successive drafts, the first ones apart where they have most below.
+        """Look at successive drafts, group by group.
 
-        Where these have twice as much below as the others, they keep what they have, since a share that varies is worth
-        less below.
+        What a first draft has is held while leaves are looked at, since a share that varies is worth less below.
         """
         held = list[int]()
-        while True:
+        while len(one.children):
             worth = self.curves[one.children].sum(axis=-1) - STEPS * PARTS
-            if len(worth) < 3 or worth[0] == worth[1:].min() or worth[0] < worth.max():
-                self._look_at([one], held)
-                break
-            self._look_at([_Siblings(one.node, one.children[:1], one.atoms[:1], one.rows)], held)
-            held.extend(one.children[:1].tolist() if worth[0] >= 2 * worth[1:].max() else [])
-            rest = np.where(np.arange(len(one.rows)) == one.atoms[0], 0.0, one.rows)
-            one = _Siblings(one.node, one.children[1:], one.atoms[1:], rest / rest.sum())
+            size = _together(worth)
+            self._look_at([_Siblings(one.node, one.children[:size], one.atoms[:size], one.rows)], held)
+            if size == 1 and not worth[1:].any():
+                held.extend(one.children[:1].tolist())
+            rest = one.rows.copy()
+            rest[one.atoms[:size]] = 0
+            total = max(float(rest.sum()), SMALLEST)
+            one = _Siblings(one.node, one.children[size:], one.atoms[size:], rest / total)
 
     def _look_at(self, together: list[_Siblings], held: Sequence[int] = ()) -> None:
         """Move scales to some drafts, and to their nodes' and all others what is left, but for those that are held."""
@@ -208,7 +231,8 @@ class _Walk:
         self.scale[nodes] = rest.sum(axis=-1)
         self.scale *= max(free - given, 0) / (free - mean) if mean < free else 0.0
         self.scale[[*held]] = kept
-        self.scale[np.concatenate([one.children for one in together])] = shares
+        children = np.concatenate([one.children for one in together])
+        self.scale[children] = self.shares[children] = shares
         total = rest.sum(axis=-1, keepdims=True)
         self.left[nodes] = np.where(total > 0, rest / np.where(total > 0, total, 1), self.left[nodes])
 
@@ -241,6 +265,17 @@ class _Walk:
             hit = own[mass[place, atoms[own]] > 0][:1]
             shares[hit], shares[np.setdiff1d(own, hit)] = shares[own].sum(), 0.0
         return shares, accepted
+
+
+def _together(worth: Places) -> int:
+    """Return how many successive drafts are looked at together, the first ones, given what is worth having below each.
+
+    Two, where the second has more below it than those after it, or as much as the first; the first alone, where it has
+    most; else all, by the optimal rule.
+    """
+    if len(worth) < 3 or worth[0] < worth.max() or not worth.any():
+        return len(worth)
+    return 2 if worth[1] == worth[0] or worth[1] > worth[2:].max() else 1
 
 
 def _alone(scheme: Scheme, one: _Siblings, mass: Numbers) -> tuple[Numbers, Numbers]:
