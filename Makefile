@@ -12,7 +12,7 @@ GRAMMARS := xgrammar apache-tvm-ffi outlines outlines_core pydantic pydantic_cor
 
 ECOSYSTEM := .venv-ecosystem
 RAY := .venv-ray
-CLIENTS := 'lm_eval[api]' trl langchain-openai llm
+CLIENTS := 'lm_eval[api]' trl langchain-openai llm 'pydantic-ai-slim[openai]'
 
 MARKED := gpu or slow or grammars or ecosystem or ray or smollm2 or families or browser or soak
 # A process for each CPU, with one thread each; files stay whole, since their tests share fixtures.

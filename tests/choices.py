@@ -213,6 +213,7 @@ def law_of(
     processors: Processors = (),
     rest: Callable[[list[int], int], Law] | None = None,
     together: JointCriteria | None = None,
+    laws: Sequence[TargetLaw] | None = None,
 ) -> tuple[Law, set[str]]:
     """Return the law of the first row's next tokens, and why drafters failed, in any of all steps.
 
@@ -220,16 +221,19 @@ def law_of(
     A drafter with choices of its own is made of them.
 
     `place` says on which device the text lies. With `processors`, `rest` is the law of so many more tokens.
-    `together` are criteria that see all rows.
+    `together` are criteria that see all rows. `laws` are those of the rows; else all are that of the target at
+    temperature 1, behind the processors. Prompts may differ in length.
     """
     choices, law, failures, rows = Choices(), defaultdict[tuple[int, ...], float](float), set[str](), len(prompts)
-    text = Text(place(torch.tensor(prompts)), place(torch.full((rows,), len(prompts[0]))))
-    ending = Ending(len(prompts[0]) + new, eos=eos, together=together)
+    lengths, own_laws = [*map(len, prompts)], laws or (TargetLaw(HOT, processors, eos=eos),) * rows
+    padded = [[*prompt, *[0] * (max(lengths) - len(prompt))] for prompt in prompts]
+    text = Text(place(torch.tensor(padded)), place(torch.tensor(lengths)))
+    endings = tuple(Ending(length + new, eos=eos, together=together) for length in lengths)
     plans = isinstance(policy, LearningPolicy)
     observer = Observer(target)
     drafts = drafter(choices) if callable(drafter) else drafter
     method = observer.watched(Method(drafts, Chosen(rule, choices), policy))
-    asked = Prompts(text, (TargetLaw(HOT, processors, eos=eos),) * rows, (ending,) * rows, Noise.from_seed(0, rows))
+    asked = Prompts(text, tuple(own_laws), endings, Noise.from_seed(0, rows))
     first = begin(target, method, asked)
     with chosen_drafts(choices):
         while True:  # a step writes behind what was committed only, so that all begin with the same rows

@@ -6,10 +6,23 @@ from typing import Any
 import pytest
 import torch
 from chatml import chat_model, chat_tokenizer
+from doubles import perturbed
 
 import polydraft
-from polydraft import Grammar, LateGrammar, Thinking
+from polydraft import (
+    Chain,
+    Grammar,
+    HuggingFaceModel,
+    LateGrammar,
+    ModelDrafter,
+    NoDraft,
+    RecursiveRejection,
+    Thinking,
+    TopDown,
+    Widths,
+)
 from polydraft.errors import InvalidParameter
+from polydraft.verifiers import SharedNoise
 
 pytest.importorskip("llguidance")
 TOKENIZER = chat_tokenizer()
@@ -20,7 +33,7 @@ MARKED = LateGrammar(Grammar.regex(PATTERN), "e")
 BEHIND = LateGrammar(Grammar.regex(PATTERN), thinking=Thinking("<t>", "</t>"), begun=True, most=9)
 
 
-def text(ids: torch.Tensor, grammar: LateGrammar, drafter: str, **options: Any) -> tuple[str, str, list[int]]:
+def text(ids: torch.Tensor, grammar: LateGrammar, drafter: Any, **options: Any) -> tuple[str, str, list[int]]:
     output = polydraft.generate(
         MODEL, ids, grammar=grammar, tokenizer=TOKENIZER, drafter=drafter, max_new_tokens=48, **options
     )
@@ -53,6 +66,20 @@ def test_reasoning_is_closed_and_the_grammar_follows() -> None:
             assert mark and finish == "eos" and re.fullmatch(f"\n{{0,2}}{PATTERN}", behind), found
             closed = next(size for size in range(len(tokens)) if "</t>" in TOKENIZER.decode(tokens[:size]))
             assert closed <= 9 + len(TOKENIZER("</t>", add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("own", [MARKED, BEHIND], ids=["marked", "behind"])
+def test_a_seed_has_the_same_text_whatever_drafts(own: LateGrammar) -> None:
+    """In the reproducible mode; with the usual rule a text depends on the tree."""
+    draft, begun, differs = ModelDrafter(HuggingFaceModel(perturbed(MODEL, 0.02))), 0, False
+    for seed, ids in enumerate(prompts(6)):
+        how: dict[str, Any] = {"temperature": 1, "top_k": 0, "seed": seed}
+        plain = text(ids, own, NoDraft(), verifier=SharedNoise(), policy=Chain(1), **how)
+        for policy in (Chain(4), Widths((3, 2, 1))):
+            assert text(ids, own, draft, verifier=SharedNoise(), policy=policy, **how) == plain
+        usual = text(ids, own, draft, verifier=TopDown(RecursiveRejection()), policy=Widths((3, 2, 1)), **how)
+        begun, differs = begun + ("e" in plain[0] or "</t>" in plain[0]), differs or usual != plain
+    assert begun > 2 and differs
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,9 +10,11 @@ import torch
 from choices import Law, Toy, distance, law_of
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from polydraft import Chain, ModelDrafter, TopDown, Widths
+from polydraft import BottomUp, ByShape, Chain, ModelDrafter, SamplingParams, TopDown, Widths
+from polydraft.engine import TargetLaw
 from polydraft.models import Grammar
 from polydraft.models.generation.processors import Stateless
 from polydraft.models.grammar.grammar import vocabulary_of
@@ -21,12 +23,19 @@ from polydraft.models.grammar.masks import GrammarLogitsProcessor
 from polydraft.models.text.marks import Thinking
 from polydraft.schemes import IID
 from polydraft.trees import TreePolicy
-from polydraft.verifiers import BlockVerification, PathVerifier, RecursiveRejection, TraversalVerification
+from polydraft.verifiers import (
+    BlockVerification,
+    PathVerifier,
+    RecursiveRejection,
+    RecursiveRejectionWithoutReplacement,
+    TraversalVerification,
+)
 
 pytest.importorskip("llguidance")
 SPELT = ("<", ">", "a", ">a", "<>", "<end>")
 END, NEW, NEAR = 5, 3, 1e-6
-PROMPT = [2, 0, 1]
+EOS = frozenset((END,))
+PROMPT, LONGER = [2, 0, 1], [1, 0, 2, 1, 0]
 
 
 def spelling() -> PreTrainedTokenizerFast:
@@ -36,6 +45,7 @@ def spelling() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
 
 
+Making = Callable[[LateGrammar, int], Stateless]
 TOKENIZER = spelling()
 VOCABULARY = vocabulary_of(TOKENIZER, len(SPELT))
 
@@ -110,24 +120,46 @@ def allowed(own: LateGrammar, words: set[str], path: Sequence[int]) -> set[int]:
     return found
 
 
-def masked(target: Toy, own: LateGrammar, words: set[str], new: int, path: Sequence[int] = ()) -> Law:
-    """Return the law of masked decoding, token by token."""
+def masked(
+    target: Toy,
+    own: LateGrammar,
+    words: set[str],
+    new: int,
+    path: Sequence[int] = (),
+    *,
+    prompt: Sequence[int] = PROMPT,
+    greedy: bool = False,
+) -> Law:
+    """Return the law of masked decoding, token by token; at temperature 0 where it is greedy."""
     if not new:
         return {(): 1.0}
-    kept = [
-        chance * (one in allowed(own, words, path))
-        for one, chance in enumerate(target.after([*PROMPT, *path]).tolist())
-    ]
+    may = allowed(own, words, path)
+    kept = [chance * (one in may) for one, chance in enumerate(target.after([*prompt, *path]).tolist())]
+    if greedy:
+        kept = [float(chance == max(kept)) for chance in kept]
     law: Law = {}
     for token in (token for token in range(len(SPELT)) if kept[token]):
-        rest = {(): 1.0} if new == 1 or token == END else masked(target, own, words, new - 1, [*path, token])
+        over, how = new == 1 or token == END, {"prompt": prompt, "greedy": greedy}
+        rest = {(): 1.0} if over else masked(target, own, words, new - 1, [*path, token], **how)
         law |= {(token, *more): kept[token] / sum(kept) * share for more, share in rest.items()}
     return law
 
 
-def processor(own: LateGrammar) -> Stateless:
+def processor(own: LateGrammar, begin: int = len(PROMPT)) -> Stateless:
     grammar = GrammarLogitsProcessor(own, VOCABULARY)
-    return Stateless(grammar.placed([len(PROMPT)], frozenset((END,))).rows[0], "grammar")
+    return Stateless(grammar.placed([begin], EOS).rows[0], "grammar")
+
+
+def tardy(own: LateGrammar, begin: int) -> Stateless:
+    """Return the grammar's processor but for a fault: the first token behind the mark is free."""
+    right = processor(own, begin)
+
+    def wrong(history: Tensor, scores: Tensor) -> Tensor:
+        before = ["".join(SPELT[one] for one in path[:-1]) for path in history[:, begin:].tolist()]
+        free = torch.tensor([rest_of(own, text)[0] != "behind" for text in before])
+        return torch.where(free.unsqueeze(-1), scores, right(history, scores.clone()))
+
+    return Stateless(wrong, "tardy")
 
 
 @pytest.mark.parametrize("own", GRAMMARS, ids=range(len(GRAMMARS)))
@@ -153,8 +185,7 @@ def test_every_path_has_its_tokens(own: LateGrammar) -> None:
     assert seen > 3
 
 
-TREES: list[tuple[PathVerifier, TreePolicy]] = [
-    (TopDown(RecursiveRejection()), Widths((2, 1))),
+CHAINS: list[tuple[PathVerifier, TreePolicy]] = [
     (TraversalVerification(IID()), Chain(2)),
     (BlockVerification(), Chain(2)),
 ]
@@ -162,7 +193,7 @@ TREES: list[tuple[PathVerifier, TreePolicy]] = [
 
 @pytest.mark.long(2)
 @pytest.mark.parametrize("own", [TWO, FORBIDDEN, THOUGHT, BOUNDED], ids=["two", "forbidden", "thought", "bounded"])
-@pytest.mark.parametrize(("rule", "policy"), TREES[1:], ids=["traversal", "block"])
+@pytest.mark.parametrize(("rule", "policy"), CHAINS, ids=["traversal", "block"])
 def test_the_law_is_that_of_masked_decoding(rule: PathVerifier, policy: TreePolicy, own: LateGrammar) -> None:
     target, words, made = Toy(len(SPELT), 0), language(own), (processor(own),)
 
@@ -177,7 +208,7 @@ def test_the_law_is_that_of_masked_decoding(rule: PathVerifier, policy: TreePoli
         [PROMPT],
         NEW,
         steps=1,
-        eos=frozenset((END,)),
+        eos=EOS,
         processors=made,
         rest=rest,
     )
@@ -185,8 +216,63 @@ def test_the_law_is_that_of_masked_decoding(rule: PathVerifier, policy: TreePoli
     assert distance(law, masked(target, own, words, NEW)) < NEAR
 
 
+class Marking(Toy):
+    """A draft that likes the tokens of marks, and those that hold a part of one and text behind it."""
+
+    def _logits(self, seen: Tensor) -> Tensor:
+        return super()._logits(seen) + torch.tensor([1.0, 1.0, 0.5, 1.5, 1.5, -3.0], dtype=seen.dtype)
+
+
+MARKS = {"token": TWO, "forbidden": FORBIDDEN, "three": THREE, "thought": THOUGHT, "bounded": BOUNDED}
+BRANCHED: dict[str, PathVerifier] = {
+    "top down": TopDown(RecursiveRejection()),
+    "bottom up": BottomUp(RecursiveRejection()),
+    "without replacement": TopDown(RecursiveRejectionWithoutReplacement()),
+    "by shape": ByShape(),
+}
+
+
+def of_a_batch(own: LateGrammar, rule: PathVerifier, hot: tuple[int, int], made: Making = processor) -> tuple[Law, Law]:
+    """Return the law of a step over trees in the first row of two that differ in length, and what it is to be.
+
+    A mark of three tokens is completed at the third node of a path.
+    """
+    target, words, prompts, new = Toy(len(SPELT), 0), language(own), [LONGER, PROMPT], NEW + (own is THREE)
+    policy = Widths((1, 1, 2) if own is THREE else (2, 1)) if sum(hot) == 1 else Widths((2,))
+    laws = [
+        TargetLaw(SamplingParams(temperature=one), (made(own, len(prompt)),), eos=EOS)
+        for one, prompt in zip(hot, prompts, strict=True)
+    ]
+    how = {"prompt": LONGER, "greedy": not hot[0]}
+
+    def rest(found: list[int], missing: int) -> Law:
+        return masked(target, own, words, missing, found, **how)
+
+    drafter = ModelDrafter(Marking(len(SPELT), 1), shortlist_size=2, params=SamplingParams())
+    law, failures = law_of(target, drafter, rule, policy, prompts, new, steps=1, eos=EOS, laws=laws, rest=rest)
+    assert not failures and abs(sum(law.values()) - 1) < NEAR
+    return law, masked(target, own, words, new, **how)
+
+
+@pytest.mark.long(4)
+@pytest.mark.parametrize("hot", [(1, 0), (0, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("rule", BRANCHED)
+@pytest.mark.parametrize("mark", MARKS)
+def test_the_law_of_trees_in_rows_of_different_lengths(mark: str, rule: str, hot: tuple[int, int]) -> None:
+    """At temperature 0 and 1 beside each other."""
+    law, expected = of_a_batch(MARKS[mark], BRANCHED[rule], hot)
+    assert distance(law, expected) < NEAR
+
+
+@pytest.mark.long(2)
+@pytest.mark.parametrize("mark", ["token", "forbidden", "three", "thought"])
+def test_a_grammar_that_begins_one_token_late_is_caught(mark: str) -> None:
+    law, expected = of_a_batch(MARKS[mark], BRANCHED["top down"], (1, 0), tardy)
+    assert distance(law, expected) > 0.01
+
+
 def test_the_reference_tells_laws_apart() -> None:
     target = Toy(len(SPELT), 0)
     laws = [masked(target, own, language(own), NEW) for own in (TWO, FORBIDDEN, THOUGHT, BOUNDED)]
-    laws.append(target.texts(PROMPT, NEW, frozenset((END,))))
+    laws.append(target.texts(PROMPT, NEW, EOS))
     assert all(distance(one, other) > 0.001 for one, other in itertools.combinations(laws, 2))

@@ -2,24 +2,31 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
+from chatml import chat_tokenizer
 from tool_examples import DS, EXAMPLES, TOOLS, Example
+from transformers import PreTrainedTokenizerFast
 
+from polydraft import StreamDecoder
 from polydraft.errors import InvalidParameter
+from polydraft.models import bytes_of
 from polydraft.models.tools.answer_reader import AnswerEvent, AnswerReader
 from polydraft.models.tools.call_formats import FORMATS, format_named, thinking_of
 
 MARKS = {"mistral-v11": "[THINK]", "harmony": "<|channel|>"}
 
 
-def events(example: Example, pieces: Iterable[str], tools: dict[str, Any] = TOOLS) -> list[AnswerEvent]:
+def events(
+    example: Example, pieces: Iterable[str], tools: dict[str, Any] = TOOLS, *, cut: bool = False
+) -> list[AnswerEvent]:
     """Return the events of pieces, with texts that follow each other as one."""
     thinking = thinking_of(MARKS.get(example.format, "<think>"))
     reader = AnswerReader(format_named(example.format), thinking, begun=example.begun, tools=tools)
     found: list[AnswerEvent] = []
-    for one in [event for piece in pieces for event in reader.feed(piece)] + reader.finish():
+    for one in [event for piece in pieces for event in reader.feed(piece)] + reader.finish(cut=cut):
         last = found[-1] if found else None
         if last and one.kind == last.kind and one.index == last.index and one.kind not in ("call", "end"):
             found[-1] = AnswerEvent(one.kind, last.text + one.text, one.index)
@@ -61,6 +68,24 @@ def test_a_stream_cut_anywhere_says_the_same(example: Example) -> None:
         assert events(example, pieces) == whole
 
 
+@cache
+def by_bytes() -> tuple[PreTrainedTokenizerFast, dict[bytes, int]]:
+    """Return a tokenizer, and its tokens of one byte."""
+    tokenizer = chat_tokenizer()
+    return tokenizer, {bytes_of(tokenizer, token): token for token in reversed(range(len(tokenizer)))}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: f"{one.format}: {one.text[:30]}")
+def test_a_stream_of_tokens_or_of_bytes_says_the_same(example: Example) -> None:
+    tokenizer, ids = by_bytes()
+    single = [ids[bytes([one])] for one in example.text.encode()]
+    for tokens in (single, tokenizer(example.text, add_special_tokens=False)["input_ids"]):
+        decoder = StreamDecoder(tokenizer)
+        pieces = [*map(decoder.add, tokens), decoder.rest()]
+        assert "".join(pieces) == example.text
+        assert events(example, pieces) == events(example, [example.text])
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: f"{one.format}: {one.text[:30]}")
 def test_an_answer_that_ends_early_is_told_as_far_as_it_goes(example: Example) -> None:
     """The beginning of an answer gives the beginning of its calls, and all calls that begin end."""
@@ -72,6 +97,22 @@ def test_an_answer_that_ends_early_is_told_as_far_as_it_goes(example: Example) -
             calls, example.calls, calls_of(events(example, [example.text])), strict=False
         ):
             assert name == wanted and full.startswith(text)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: f"{one.format}: {one.text[:30]}")
+def test_an_answer_that_is_cut_off_shows_no_mark(example: Example) -> None:
+    """Its content and reasoning are beginnings of the whole's, but in formats in which the answer is the call."""
+    if format_named(example.format).anchored:
+        assert text_of(events(example, '{"na', cut=True), "content") == '{"na'
+        return
+    for place in range(len(example.text)):
+        found = events(example, example.text[:place], cut=True)
+        assert example.content.startswith(text_of(found, "content").rstrip())
+        assert example.reasoning.startswith(text_of(found, "reasoning").rstrip())
+        told = events(example, example.text[:place])
+        assert [one for one in found if one.kind not in ("content", "reasoning")] == [
+            one for one in told if one.kind not in ("content", "reasoning")
+        ]
 
 
 def test_every_format_has_examples() -> None:

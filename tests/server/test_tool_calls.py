@@ -120,6 +120,63 @@ def test_an_answer_that_is_cut_off_says_so(client: Any) -> None:
     assert (answer.message.content or "") + str(answer.message.tool_calls or "")
 
 
+def test_the_beginning_of_a_mark_is_no_content(client: Any) -> None:
+    """An answer that is cut off within a mark, or before a call has its name, has begun nothing that can be told."""
+    for most in (3, 6, 14):
+        given = {"tool_choice": "required", "max_tokens": most, "temperature": 0}
+        whole = asked(client, **given).choices[0]
+        assert (whole.message.content, whole.message.tool_calls, whole.finish_reason) == ("", None, "length")
+        pieces = [chunk.choices[0].delta for chunk in asked(client, **given, stream=True)]
+        assert not any(piece.content or piece.tool_calls for piece in pieces)
+
+
+def test_a_call_that_never_ends_has_the_pieces_that_there_are(client: Any) -> None:
+    long = {"type": "object", "properties": {"text": {"type": "string", "minLength": 900}}, "required": ["text"]}
+    given = {"tools": [tool("write", long)], "tool_choice": "required", "max_tokens": 90, "temperature": 1}
+    whole = asked(client, **given).choices[0]
+    (call,) = whole.message.tool_calls
+    assert whole.finish_reason == "length" and call.function.name == "write"
+    assert call.function.arguments.startswith('{"text": "')
+    pieces = [one for chunk in asked(client, **given, stream=True) for one in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(one.function.arguments for one in pieces) == call.function.arguments
+
+
+CYCLE = {
+    "type": "object",
+    "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["next"],
+    "additionalProperties": False,
+}
+LETTERS = {"type": "string", "pattern": "^[ab]{1,4}$"}
+STRANGE: list[tuple[str, dict[str, Any]]] = [
+    ("cycle", {**CYCLE, "$defs": {"node": CYCLE}}),
+    ("pattern", {"type": "object", "properties": {"é": LETTERS}, "required": ["é"], "additionalProperties": False}),
+    ("wetter_ö点", WEATHER),
+]
+
+
+@pytest.mark.parametrize(("name", "schema"), STRANGE, ids=lambda one: one if isinstance(one, str) else "")
+def test_strange_schemas_and_names_hold(client: Any, name: str, schema: dict[str, Any]) -> None:
+    given = {"tools": [tool(name, schema, strict=True)], "tool_choice": "required", "parallel_tool_calls": False}
+    for seed in range(3):
+        choice = asked(client, **given, seed=seed, temperature=1, max_tokens=400).choices[0]
+        (call,) = choice.message.tool_calls
+        assert call.function.name == name
+        if choice.finish_reason == "tool_calls":
+            found = json.loads(call.function.arguments)
+            assert found.keys() == {*schema["required"]} and (name != "pattern" or {*found["é"]} <= {"a", "b"})
+
+
+def test_as_many_tools_as_may_be(client: Any, loaded: TestClient) -> None:
+    many = [tool(f"tool_{number}", WEATHER, strict=True) for number in range(129)]
+    (call,) = (
+        asked(client, tools=many[:128], tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+    )
+    assert call.function.name in {one["function"]["name"] for one in many}
+    status, told = error(loaded, "/v1/chat/completions", messages=ASKED, tools=many)
+    assert status == 400 and str(told["param"]).startswith("tools") and told["message"].endswith("."), told
+
+
 @pytest.mark.long(3)
 @pytest.mark.parametrize("name", format_names())
 def test_every_format_is_forced_and_read(folder: Path, name: str) -> None:
@@ -131,6 +188,8 @@ def test_every_format_is_forced_and_read(folder: Path, name: str) -> None:
         assert f'polydraft:tool_calls_total{{format="{name}",model_name="m",sound="true"}} 1.0' in metrics
 
 
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now", "arguments": "{}"}}]}
+LONG = {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": json.dumps(["x" * 100_000])}}]}
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "tools": None}, "tool_choice", "there are no tools"),
     ({"tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", 'names "rm"'),
@@ -142,6 +201,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"max_reasoning_tokens": 5}, "max_reasoning_tokens", "does not mark"),
     ({"max_reasoning_tokens": -1}, "max_reasoning_tokens", "at least 0"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+    ({"tools": [tool("</tool_call>", WEATHER)], "tool_choice": "required"}, "tools", "no call can name"),
+    ({"tools": [tool("f", {"$ref": "https://example.org/x"}, strict=True)]}, "tools", "of the tool f"),
+    ({"tools": [tool("f", {"properties": {"a": {"pattern": "("}}}, strict=True)]}, "tools", "of the tool f"),
+    ({"messages": [*ASKED, CALLING]}, "messages", "has calls without results"),
+    ({"messages": [*ASKED, LONG, {"role": "tool", "content": "x"}]}, "messages", "at most"),
 ]
 
 

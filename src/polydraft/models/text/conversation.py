@@ -52,13 +52,15 @@ def conversation_ids(
         effort: how much the model is to think; dropped where the template does not take it.
 
     Raises:
-        InvalidParameter: there is no template, it refuses the messages, or it makes no tokens of them.
+        InvalidParameter: there is no template, it refuses the messages, it makes no tokens of them, or they end with
+            calls of tools.
     """
     if not tokenizer.chat_template:
         raise InvalidParameter(
             "This model's tokenizer has no chat template, so it cannot take messages: take a chat model, or give raw "
             "text (--no-chat-template on the command line)."
         )
+    _check_results(messages)
     told = [dict(one) if isinstance(one, Mapping) else {"role": one.role, "content": one.content} for one in messages]
     given = None if tools is None else list(map(dict, tools))
     more = {"return_dict": False, "tokenizer_kwargs": {"verbose": False}, **_effort(tokenizer, effort)}
@@ -71,6 +73,20 @@ def conversation_ids(
     if not ids:
         raise InvalidParameter("The tokenizer's chat template makes no tokens of the messages: is it the right one?")
     return [int(token) for token in cast(Sequence[Any], ids)]
+
+
+def _check_results(messages: Sequence[Message | Mapping[str, Any]]) -> None:
+    """Check that a conversation does not end with calls: only their results can follow.
+
+    Raises:
+        InvalidParameter: it does.
+    """
+    last = messages[-1] if messages else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant" and last.get("tool_calls"):
+        raise InvalidParameter(
+            f"messages.{len(messages) - 1}.tool_calls has calls without results; add a message of the role tool for "
+            "each of them."
+        )
 
 
 def _applied_to_calls(

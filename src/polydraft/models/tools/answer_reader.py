@@ -68,7 +68,7 @@ class AnswerReader:
     ) -> None:
         self.thinks = begun and thinking is not None
         self._format, self._thinking, self._tools, self._name_call = tool_format, thinking, tools or {}, name_call
-        self._tape, self._events = Tape(), list[AnswerEvent]()
+        self._tape, self._events, self._cut = Tape(), list[AnswerEvent](), False
         self._calls, self._name = 0, ""  # how many have begun, and the name of the one that is being written
         self._arguments = list[str]()
         harmony = tool_format is not None and tool_format.kind == "harmony"
@@ -80,9 +80,15 @@ class AnswerReader:
         self._tape.text += text
         return self._run() if text else []
 
-    def finish(self) -> list[AnswerEvent]:
-        """Return the last events: nothing follows."""
-        self._tape.closed = True
+    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
+        """Return the last events: nothing follows.
+
+        Args:
+            cut: whether the answer was cut off, as by `max_tokens`. Then the beginning of a mark, and a call that has
+                no name yet, are parts of what was not written, and no content. An answer that may be a call as a whole
+                (`anchored`) is told as it is.
+        """
+        self._tape.closed, self._cut = True, cut
         return self._run()
 
     def begin(self, name: str) -> None:
@@ -139,7 +145,8 @@ class AnswerReader:
                 return mark
             tape.at = len(sure)
             if tape.closed:
-                put(tape.left)
+                if not (self._cut and place < len(tape.text)):
+                    put(tape.left)
                 tape.at = len(tape.text)
                 return None
             yield
@@ -171,7 +178,8 @@ class AnswerReader:
         if not self.thinks:
             yield from tape.skip_blanks()
             if not (yield from tape.starts(thinking.begin)):
-                tape.at = 0
+                dropped = self._cut and tape.left and thinking.begin.startswith(tape.left)
+                tape.at = len(tape.text) if dropped else 0
                 return
             self.thinks = True
         yield from tape.skip_blanks()
@@ -184,10 +192,13 @@ class AnswerReader:
 
     def _section(self, own: ToolFormat) -> Reading:
         """Read calls from the mark on, with which the tape begins; what is none is content."""
-        tape, before = self._tape, self._calls
+        tape, before, end = self._tape, self._calls, own.end
         tape.kept = True
         try:
-            yield from tape.expect(own.begin)
+            listed = own.kind == "json" and own.begin.endswith("[")
+            yield from tape.expect(own.begin[:-1] if listed else own.begin)
+            if listed and not (yield from tape.has("[")):
+                end = end.removeprefix("]")  # an object where a list of them could stand
             while True:
                 yield from tape.expect(own.call_begin)
                 yield from read_call(tape, own, self, self._tools)
@@ -197,14 +208,19 @@ class AnswerReader:
                 tape.kept = True
                 if not (yield from self._another(own)):
                     break
-            yield from tape.pass_end(own.end)
+            yield from tape.pass_end(end)
+            if self._cut:
+                yield from tape.pass_end(own.call_begin)
             yield from tape.skip_blanks()
         except BrokenCallError:
-            if self._name:
+            told = bool(self._name)
+            if told:
                 self._end(whole=False)
-            elif self._calls > before or own.anchored:
+            if tape.closed and (told or (self._cut and not own.anchored)):
+                tape.at = len(tape.text)  # the rest is a part of the call
+            elif not told and (self._calls > before or own.anchored):
                 tape.at = 0
-            else:
+            elif not told:
                 self._tell("content")(own.mark)
                 tape.at = len(own.mark)
         tape.forget()

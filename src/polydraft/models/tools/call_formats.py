@@ -26,7 +26,7 @@ class ToolFormat:
         name: the word of `--tool-format`.
         kind: how a call is written.
         mark: what tells that a call begins; the canonical text begins with it.
-        begin: before the first call.
+        begin: before the first call; a blank before the bracket at its end may be missing, and of objects the list.
         call_begin: before every call.
         head: the beginning of a call that all of them share.
         infix: of kind "header" and "harmony", what stands between name and arguments.
@@ -36,6 +36,7 @@ class ToolFormat:
         key: of kind "json", the name of the arguments.
         anchored: whether the mark counts at the beginning of an answer alone.
         counted: whether a name is followed by a colon and the call's number.
+        aside: of kind "header", what may stand behind a name with an id behind it, which is not told.
         name_end: of kind "tagged", what ends the function's name; with `key_begin`, `key_end` and `value_end` around
             the arguments.
         signs: what a chat template has that speaks the format: all of one line of these.
@@ -56,6 +57,7 @@ class ToolFormat:
     key: str = "arguments"
     anchored: bool = False
     counted: bool = False
+    aside: str = ""
     name_end: str = ""
     key_begin: str = ""
     key_end: str = ""
@@ -77,7 +79,7 @@ class ToolFormat:
     @property
     def texts(self) -> tuple[str, ...]:
         """All texts that readers have to see, also where they are special tokens."""
-        return self.lead, self.infix, self.call_end, self.next_lead, self.end, *self.framing
+        return self.lead, self.aside, self.infix, self.call_end, self.next_lead, self.end, *self.framing
 
 
 def _deepseek(words: str) -> str:
@@ -138,6 +140,7 @@ FORMATS = (
         "header",
         "[TOOL_CALLS]",
         call_begin="[TOOL_CALLS]",
+        aside="[CALL_ID]",
         infix="[ARGS]",
         signs=(("[TOOL_CALLS]", "[ARGS]"),),
         id_form="short",
@@ -146,7 +149,7 @@ FORMATS = (
         "mistral",
         "json",
         "[TOOL_CALLS]",
-        begin="[TOOL_CALLS][",
+        begin="[TOOL_CALLS] [",
         head=HEAD,
         between=", ",
         end="]",
@@ -194,14 +197,14 @@ FORMATS = (
         "phi",
         "json",
         "<|tool_call|>",
-        begin="<|tool_call|>[",
+        begin="<|tool_call|> [",
         head=HEAD,
         between=", ",
         end="]<|/tool_call|>",
         signs=(("<|/tool_call|>",), ("<|tool|>",)),
     ),
     ToolFormat(
-        "granite", "json", "<|tool_call|>", begin="<|tool_call|>[", head=HEAD, between=", ", end="]",
+        "granite", "json", "<|tool_call|>", begin="<|tool_call|> [", head=HEAD, between=", ", end="]",
         signs=(("<|tool_call|>",),),
     ),
     ToolFormat(

@@ -72,7 +72,9 @@ class CallRules:
             self.rules.append(f"{name}: {self._call(name, tool)}")
         self.rules.append(f"call: {' | '.join(one)}")
         again = f"({self.literal(own.next_lead)} call)*" if parallel and own.kind != "harmony" else ""
-        lead = self.literal(own.lead.removeprefix(behind))
+        lead, bracket = self.literal(own.lead.removeprefix(behind)), own.lead.removeprefix(behind).partition(" [")
+        if own.begin.endswith(" ["):
+            lead = f'{self.literal(bracket[0])} " "? {self.literal("[" + bracket[2])}'
         if own.kind == "harmony" and not behind:
             lead = f"({self.literal(NEXT_MESSAGE)})? {lead}"  # behind reasoning there is a message of its own
         return "\n".join([f"start: {lead} call {again} {self.literal(own.end)}", *self.rules, ""])
@@ -86,6 +88,7 @@ class CallRules:
             return f"{before} {_json(tool.parameters)} {self.literal('}' + own.call_end)}"
         if own.kind in ("header", "harmony"):
             number = ' ":" /[0-9]{1,3}/ ' if own.counted else " "
+            number = f" ({self.literal(own.aside)} /[a-zA-Z0-9]{{9}}/)? " if own.aside else number
             rest = f"{self.literal(own.infix)} {_json(tool.parameters)} {self.literal(own.call_end)}"
             return f"{self.literal(name)}{number}{rest}"
         if own.kind == "tagged":

@@ -12,6 +12,7 @@ from polydraft.models.tools.tape import BrokenCallError, Reading, Tape, parsed
 NAME = re.compile(r"[^\s<>\"'(){}\[\]]{1,256}")
 """What may be a function's name; OpenAI's have letters, digits, dashes and underscores."""
 NUMBER = re.compile(r":\d+$")
+WORDS_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 BRACKETS = re.compile(r"[()\[\]{}\"'\\]")
 
 
@@ -118,6 +119,7 @@ def _read_header(tape: Tape, own: ToolFormat, sink: CallSink, tools: Mapping[str
     yield from tape.expect(own.head)
     first, *others = own.infix.split()
     name = yield from tape.until((first,))
+    name = name.split(own.aside)[0] if own.aside else name
     _begun(tape, sink, NUMBER.sub("", name.strip()) if own.counted else name)
     yield from tape.expect(" ".join(others))
     yield from _read_value(tape, sink)
@@ -166,11 +168,15 @@ def _tagged_value(tape: Tape, end: str, schema: Any) -> Reading:
 
 
 def _as_json(text: str, schema: Any) -> str:
-    """Return the JSON of an argument: of a text where its schema says so, else of what it is, or of a text."""
+    """Return the JSON of an argument: of a text where its schema says so, else of what it is, or of a text.
+
+    Models whose templates write values as Python does say True, False and None.
+    """
     if not is_plain_text(schema):
+        word = WORDS_OF_PYTHON.get(text.strip(), text.strip())
         try:
-            parsed(text)
-            return text.strip()
+            parsed(word)
+            return word
         except BrokenCallError:
             pass
     return json.dumps(text, ensure_ascii=False)

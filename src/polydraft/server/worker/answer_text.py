@@ -19,6 +19,8 @@ from polydraft.server.worker.served import LoadedModels
 
 LEAST = -9999.0
 """What is told of a token that the model rules out: JSON has no infinity."""
+CUT = ("length", "context")
+"""Why a text ends that the model had not ended."""
 TARGET = "target"
 """Where tokens come from that nobody drafted."""
 SCORED = 256
@@ -46,7 +48,7 @@ class AnswerText:
         self._statistics = Statistics()  # of a text whose steps are traced
         before = [self._decoder.add(token) for token in told]
         if self._reader is not None:
-            self._read(self._reader, before, over=False)
+            self._read(self._reader, before, None)
         self._length = sum(map(len, before))  # characters that were told
         self._unplaced = deque(map(dict, wanted.ask.unplaced))  # log-probabilities of tokens whose place is uncertain
 
@@ -87,7 +89,7 @@ class AnswerText:
             "stopped_by": stopped,
         }
         if self._reader is not None:
-            told |= self._read(self._reader, pieces, over=bool(finish))
+            told |= self._read(self._reader, pieces, finish)
         if finish == "eos" and gain.tokens[-1] in self.ask.stop_tokens:
             told["stopped_by"] = gain.tokens[-1]
         if self.ask.logprobs is not None:
@@ -101,14 +103,14 @@ class AnswerText:
             told["trace"] = self._traced(shown, block, row, pieces)
         return told
 
-    def _read(self, reader: AnswerReader, pieces: Sequence[str], *, over: bool) -> dict[str, Any]:
+    def _read(self, reader: AnswerReader, pieces: Sequence[str], finish: str | None) -> dict[str, Any]:
         """Return what was said, thought and called in pieces of the text, one for each token."""
         events = list[AnswerEvent]()
         for piece in pieces:
             before = reader.thinks
             events += reader.feed(piece)
             self._thoughts += before or reader.thinks
-        events += reader.finish() if over else ()
+        events += reader.finish(cut=finish in CUT) if finish else ()
         own = self._form and self._form.tool_format
         return {"events": events, "reasoning": self._thoughts, "format": own.name if own else ""}
 
