@@ -183,17 +183,18 @@ def test_each_format_is_told_among_all_others(kind: str, form: str, tmp_path: Pa
     made = MAKERS[kind].make(target, TargetEnds.of(target), usual_reads(3), size, None)
     made.write(tmp_path / "head", HuggingFaceModel(target), form, "")
     folder, called = read_plain(tmp_path / "head"), "walk" if form == OWN else CALLED[kind]
-    told = [one.name for one in KINDS if one.told(folder.config)]
-    held = [one.name for one in KINDS if one.holds({name: tuple(one.shape) for name, one in folder.tensors.items()})]
+    told = [one for one in KINDS if one.told(folder.config)]
+    held = [one for one in KINDS if one.holds({name: tuple(one.shape) for name, one in folder.tensors.items()})]
     assert is_head(tmp_path / "head") == (called is not None)
-    assert (told or held)[:1] == ([] if called is None else [called])
-    assert held[:1] in ([], [called])
+    readers = [one.read for one in KINDS if one.name == called]  # that of EAGLE's folders tells P-EAGLE's itself
+    assert [one.read for one in (told or held)[:1]] == readers
+    assert [one.name for one in held[:1]] in ([], [called])
 
 
 @pytest.mark.parametrize(
     ("kind", "other", "both"),
     [
-        ("redrafter", "arctic-lstm", "ReDrafter and MLP speculator .such as speculator.cell_emb"),
+        ("redrafter", "arctic-lstm", "ReDrafter and MLP speculator .such as speculator.cell_ln"),
         ("medusa", "pass", "Medusa and PaSS .such as lookahead.weight"),
         ("mlp", "hydra", "MLP speculator and Hydra .such as hydra_lm_head"),
     ],
