@@ -79,7 +79,7 @@ def test_a_head_drafts_as_well_as_it_did_after_short_texts(kind: str, work: Path
     plan = HeadPlan(
         kind, HeadSize(drafts=4), texts, recipe, SHORT_ROWS.get(kind), usual_form(kind, SHORT_ROWS.get(kind))
     )
-    found = make_head(pair().target, prompts(), work, work / f"{kind}-short", plan).drafting
+    found = make_head(pair().target, prompts(), work / "short", work / f"{kind}-short", plan).drafting
     assert found.efficiency > SHORT_FLOORS[kind]
 
 
@@ -89,7 +89,7 @@ def test_a_head_that_learnt_nothing_is_below_all_floors(kind: str, work: Path) -
     plan = HeadPlan(
         kind, HeadSize(drafts=4), texts, nothing, SHORT_ROWS.get(kind), usual_form(kind, SHORT_ROWS.get(kind))
     )
-    found = make_head(pair().target, prompts(), work, work / f"{kind}-untrained", plan).drafting
+    found = make_head(pair().target, prompts(), work / "short", work / f"{kind}-untrained", plan).drafting
     assert found.efficiency < min(SHORT_FLOORS.values())
 
 
