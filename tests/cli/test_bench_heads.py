@@ -37,9 +37,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[HeadPlan]:
                 assert not interrupted()
         drafting = Drafting((0.5, 0.25), 1.625)
         if plan.kind != "space":
-            shutil.copytree(embedded_head(), out)
+            shutil.copytree(embedded_head(), out, dirs_exist_ok=True)
             return MadeHead(out, drafting, 2_000_000, 12_345, 67.0)
-        shutil.copytree(embedded_head().parent / "target", out)
+        shutil.copytree(embedded_head().parent / "target", out, dirs_exist_ok=True)
         config = json.loads((out / "config.json").read_text())
         (out / "config.json").write_text(json.dumps(config | masks_inside(RiderDrafter((7,) * 5))))
         return MadeHead(out, drafting, 0, 12_345, 67.0, Drift(0.125, 0.75, 10))
