@@ -105,7 +105,7 @@ def replica_range(said: str | None) -> tuple[int, int]:
     Raises:
         InvalidParameter: it is neither a number nor a range of numbers.
     """
-    least, colon, most = (said or "1").partition(":")
+    least, colon, most = ("1" if said is None else said).partition(":")
     numbers = [int(one) if one.isdecimal() and len(one) < 6 else 0 for one in (least, most if colon else least)]
     if not 1 <= numbers[0] <= numbers[1]:
         raise InvalidParameter(
