@@ -40,7 +40,7 @@ def joined(address: str | None) -> Iterator[Any]:
         ClusterError: there is no cluster, this machine is no node of it, or none can be started here.
     """
     RAY.check()
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     if ray.is_initialized():
         yield ray
@@ -190,12 +190,11 @@ def _marked(store: str | None) -> Iterator[list[str]]:
 
 def _reports(ray: Any, nodes: Sequence[Any], paths: Sequence[str]) -> Iterator[tuple[Any, Any]]:
     """Yield what each node says, or the error that it ends in."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+    strategies = import_module("ray.util.scheduling_strategies")
     asked = ray.remote(num_cpus=0, max_retries=0)(report)
     refs = list[Any]()
     for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        there = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         refs.append(asked.options(scheduling_strategy=there).remote(paths))
     for node, ref in zip(nodes, refs, strict=True):
         try:

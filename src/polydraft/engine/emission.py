@@ -154,25 +154,6 @@ class Statistics:
         self.seconds = {**seconds, "rest": max(0.0, seconds.get("total", 0.0) - parts)}
         self.fallback, self.idle = fallback, idle
 
-    def join(self, other: "Statistics", seconds: float) -> None:
-        """Count what another process wrote at the same time.
-
-        Args:
-            other: what it counted.
-            seconds: the time that all of it took by the clock, which the sum of both times is not.
-        """
-        for name in ("new_tokens", "target_calls", "steps", "drafted", "accepted", "prompt_read", "prompt_known"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        _add_lists(self.offered_at, other.offered_at)
-        _add_lists(self.accepted_at, other.accepted_at)
-        for source, counts in other.sources.items():
-            _add_source(self.sources, source, counts)
-        self.seconds = {"total": seconds}
-        self.fallback, self.idle = self.fallback or other.fallback, self.idle or other.idle
-        self.in_force = self.in_force or other.in_force
-        self.verifier = names_of([self.verifier, other.verifier])
-        self.lossless = self.lossless and other.lossless
-
     @property
     def block_efficiency(self) -> float:
         """Tokens per target call, the next token included; NaN before the first call."""

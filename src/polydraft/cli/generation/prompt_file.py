@@ -20,7 +20,7 @@ from polydraft.cli.generation.rows_on_ray import check_rows_on_ray, texts_on_ray
 from polydraft.cli.generation.text_file import Line, Output, Row, read_rows
 from polydraft.cli.printing import console, counted, notes_beside, print_json_line, progress_bar, warnings_as_sentences
 from polydraft.cli.process import FAILED, INTERRUPTED, noted_interruption, stopped
-from polydraft.engine import Completed, ManyRun, Statistics
+from polydraft.engine import Completed, ManyRun, Statistics, summed
 from polydraft.errors import InvalidParameter, PromptFileError
 from polydraft.models import Grammar
 from polydraft.options.commands.generate_options import GenerateOptions
@@ -198,8 +198,10 @@ class _Work:
                 for row, told in texts.written:
                     self._add(row, told)
                     progress.update(task, completed=total - self.outcome.left - len(said))
-                self.outcome.statistics.join(texts.statistics, time.perf_counter() - begun)
-                progress.update(task, description=_speed(self.outcome.statistics))
+                statistics = summed([self.outcome.statistics, texts.statistics])
+                statistics.seconds = {"total": time.perf_counter() - begun}  # copies write at the same time
+                self.outcome.statistics = statistics
+                progress.update(task, description=_speed(statistics))
         self._refuse(rows, said, some=len(said) < len(rows))
 
     def _refuse(self, rows: Sequence[Row], refused: Sequence[tuple[Row, str]], *, some: bool) -> None:

@@ -25,7 +25,7 @@ class RayFront:
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the application, which Ray asks for on the node where the front lies."""
-        from ray import serve
+        from ray import serve  # pyright: ignore[reportMissingImports]
 
         write_logs()
         pool = ReplicaPool(serve.get_deployment_handle(MODEL, app_name=MODELS))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve import request_router as ray_router  # pyright: ignore[reportMissingImports]
 
 from polydraft.server.ray.replica_worker import BOARD
 
@@ -11,12 +11,14 @@ class ReplicaAway(Exception):
     """The copy that a request names takes no requests any more."""
 
 
-class PlacingRouter(RequestRouter):
+class PlacingRouter(ray_router.RequestRouter):
     """Send a request to the copy that it names last, or to any if that is None."""
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
+        self,
+        candidate_replicas: list[ray_router.RunningReplica],
+        pending_request: ray_router.PendingRequest | None = None,
+    ) -> list[list[ray_router.RunningReplica]]:
         """Return the copy that a request names; where it is not there, nobody waits for it."""
         wanted = pending_request.args[-1] if pending_request is not None and pending_request.args else None
         if wanted is None or pending_request is None:
@@ -24,16 +26,14 @@ class PlacingRouter(RequestRouter):
         found = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
         if not found and not pending_request.future.done():
             pending_request.future.set_exception(ReplicaAway(wanted))
-        return [
-            found or candidate_replicas
-        ]  # with an empty list Ray would ask again and again, for a request that is over
+        return [found or candidate_replicas]  # of an empty list Ray would ask again and again, for what is over
 
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+    def update_replicas(self, replicas: list[ray_router.RunningReplica]) -> None:
         """Take the copies that take requests now: not those that are about to end."""
         super().update_replicas(replicas)
         self._tell()
 
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+    def on_replica_actor_died(self, replica_id: ray_router.ReplicaID) -> None:
         """Drop a copy whose actor has died."""
         super().on_replica_actor_died(replica_id)
         self._tell()
