@@ -197,7 +197,7 @@ class _Work:
                 said += texts.refused
                 for row, told in texts.written:
                     self._add(row, told)
-                    progress.update(task, completed=total - self.outcome.left - len(said))
+                    progress.update(task, completed=total - self.outcome.left + len(said))
                 statistics = summed([self.outcome.statistics, texts.statistics])
                 statistics.seconds = {"total": time.perf_counter() - begun}  # copies write at the same time
                 self.outcome.statistics = statistics
