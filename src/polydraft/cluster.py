@@ -1,5 +1,6 @@
 """A Ray cluster: how it is joined, and whether its nodes can do the work."""
 
+import logging
 import os
 import re
 import socket
@@ -45,7 +46,7 @@ def joined(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    address = address or os.environ.get(ADDRESS) or None
+    address = named_cluster(address)
     if address not in (None, "auto", "local"):
         _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of whoever writes texts
@@ -62,6 +63,11 @@ def joined(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def named_cluster(address: str | None) -> str | None:
+    """Return the address of the cluster that is meant; None where one of this machine alone is to be started."""
+    return address or os.environ.get(ADDRESS) or None
 
 
 def _check_reachable(address: str) -> None:
@@ -102,12 +108,12 @@ def part_of_ray(name: str) -> Any:
         MissingExtra: one of these is missing.
     """
     try:
-        return import_module(f"ray.{name}")
+        part = import_module(f"ray.{name}")
     except ImportError as error:
-        needed = RAY.requirements[0]
-        raise MissingExtra(
-            f'A part of Ray cannot be imported ({first_sentence(error)}): pip install "{needed}".'
-        ) from error
+        said, needed = first_sentence(error), RAY.requirements[0]
+        raise MissingExtra(f'A part of Ray cannot be imported ({said}): pip install "{needed}".') from error
+    logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)  # what it tells as it goes is not for standard error
+    return part
 
 
 def at_its_place(name: str | None) -> str | None:

