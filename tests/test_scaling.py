@@ -218,7 +218,8 @@ def test_the_fit_finds_the_times_that_steps_were_made_of(monkeypatch: pytest.Mon
     lines = list[str]()
     for clients in make.KNOTS:
         step, prompt = clients / 100, 0.02 + 0.0001 * 200
-        steps = [[clients, 0, 50, 0, step], [clients, 1, 20, 100, step + 0.03], [clients, 1, 20, 300, step + 0.05]]
+        counts = [5 if texts == clients else 0 for texts in range(1, 9)]
+        steps = [[5 * step + 0.03, 1, 100, *counts], [5 * step + 0.05, 1, 300, *counts], [5 * step, 0, 0, *counts]]
         asked = [[0.0, 1e3 * (prompt + step) + 3, 1e3 * (prompt + 9 * step) + 3, 200, 27, 9]] * 20
         told = {"kind": "closed", "workers": 1, "drafts": True, "clients": clients, "steps": steps, "requests": asked}
         slower = [[0.0, 1e3 * 1.5 * (prompt + step), 1e3 * 1.5 * (prompt + 9 * step), 200, 27, 9]] * 20
@@ -234,8 +235,13 @@ def test_the_fit_finds_the_times_that_steps_were_made_of(monkeypatch: pytest.Mon
 
 
 def test_steps_are_told_apart_by_texts_that_come_again() -> None:
-    """Two texts in step, one of which joins later: its first event ends a step with a new prompt."""
+    """Two texts in step, one of which joins later: its first event ends a step with a new prompt; one comes behind."""
     long = load.Told(0.0, [1.0, 2.0, 3.5, 4.5], 10, 8, 4)
     late = load.Told(2.1, [3.501, 4.501], 30, 4, 2)
-    assert load.passes([long, late], 0.5) == [(1, 0, 0, 1.0), (2, 1, 30, 1.5), (2, 0, 0, 1.0)]
-    assert load.grouped([(1, 0, 0, 1.0), (1, 0, 0, 2.0), (2, 1, 30, 1.5)]) == [[1, 0, 2, 0, 1.5], [2, 1, 1, 30, 1.5]]
+    alone = load.Told(4.6, [6.0, 7.0], 20, 4, 2)
+    one, two = [1, *[0] * 7], [0, 1, *[0] * 6]
+    assert load.windows([long, late, alone], 0.5) == [
+        [2.5, 1, 30, *map(sum, zip(one, two, strict=True))],
+        [1.0, 0, 0, *two],
+        [1.0, 0, 0, *one],
+    ]

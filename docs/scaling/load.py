@@ -9,8 +9,8 @@ loads servers with one worker and two in turns, `turns:before` one worker of thi
 `killed` ends one of two workers by kill -9; `choice` times how a front chooses among many workers.
 
 All servers, with the embedded pair and one thread a worker, are started first. A burst takes less than a minute of the
-clock; `--real-time 20` gives servers and client that priority meanwhile (Linux), workers one less, so that what else
-the machine does is not measured too.
+clock; `--real-time 20` gives servers and client that priority meanwhile (Linux), workers less, so that what else the
+machine does is not measured too.
 """
 
 import argparse
@@ -51,6 +51,8 @@ SECONDS, SETTLED, WARM = 12.0, 1.0, 1.5
 """Those of a closed load, those at its beginning that do not count, and those in which a server meets what comes."""
 OPEN, TURNS, KILL = 48.0, 44.0, 6.0
 """Seconds of an open load, of all turns, and of load before the kill."""
+TOGETHER = 0.005
+"""Seconds between two events of one step at most; a step takes longer."""
 SLOTS, CHOICES = (2, 16, 128, 1024, 4096), 20
 READY = 2400.0
 Line = dict[str, Any]
@@ -170,14 +172,17 @@ def busy(pid: int) -> float:
 def real_time(priority: int, servers: Sequence[Server]) -> Iterator[None]:
     """Give servers and this process a real-time priority until the block is over; 0 for none.
 
-    Workers have one less: they wait for nothing while they have texts, and would keep the others from a core.
+    Workers have less, since they wait for nothing while they have texts and would keep the others from a core, and of
+    their threads the one that takes steps has the least, since the other one makes prompts into tokens beside it.
     """
 
     def put(policy: int, value: int) -> None:
-        for pid in (pid for server in servers for pid in _below(server.pid)):
-            _schedule(pid, policy, max(value - 1, 0))
-        for pid in (os.getpid(), *(server.pid for server in servers)):
-            _schedule(pid, policy, value)
+        below = {pid for server in servers for pid in _below(server.pid)}
+        for pid in (os.getpid(), *(server.pid for server in servers), *below):
+            for path in Path(f"/proc/{pid}/task").glob("*"):
+                less = (1 + (path.name == str(pid))) if pid in below and value else 0
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(int(path.name), policy, os.sched_param(value - less))
 
     if priority:
         put(os.SCHED_FIFO, priority)
@@ -186,12 +191,6 @@ def real_time(priority: int, servers: Sequence[Server]) -> Iterator[None]:
     finally:
         if priority:
             put(os.SCHED_OTHER, 0)
-
-
-def _schedule(pid: int, policy: int, value: int) -> None:
-    for path in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setscheduler(int(path.name), policy, os.sched_param(value))
 
 
 async def ask(line: httpx.AsyncClient, one: Asked, *, ids: bool = True) -> Told:
@@ -247,42 +246,51 @@ async def opened(server: Server, rate: float, seconds: float, stream: random.Ran
         return [await one for one in asking]
 
 
-def passes(found: Sequence[Told], after: float) -> list[tuple[int, int, int, float]]:
-    """Return the steps of a worker that was never idle: texts, new ones, tokens of their prompts, seconds.
+def windows(found: Sequence[Told], after: float) -> list[list[float]]:
+    """Return what a worker did between new texts: seconds, new texts, their prompts' tokens, steps by texts.
 
-    A text has one event in every step, so a step ends where one has its next; a step's time is that between its first
-    event and the one before's.
+    A text has one event in every step, and those of a step come close behind each other, so another step begins where
+    a text has its next event or nothing comes for a while. A window ends with the first event of a step in which a text
+    has its first one, since a long prompt is read in parts beside the steps before it, or where a worker becomes idle.
     """
     events = sorted((when, number, place) for number, one in enumerate(found) for place, when in enumerate(one.events))
     steps, seen = list[list[tuple[float, int, int]]](), set[int]()
     for one in events:
-        if not steps or one[1] in seen:
+        if not steps or one[1] in seen or one[0] - steps[-1][-1][0] > TOGETHER:
             steps.append([])
             seen = set()
         steps[-1].append(one)
         seen.add(one[1])
-    made = list[tuple[int, int, int, float]]()
+    made = [Window()]
     for before, now in itertools.pairwise(steps):
-        if before[0][0] > after and {number for _, number, _ in before} & {number for _, number, _ in now}:
-            new = [found[number].prompt for _, number, place in now if place == 0]
-            made.append((len(now), len(new), sum(new), now[0][0] - before[0][0]))
-    return made
+        if before[0][0] <= after or not {number for _, number, _ in before} & {number for _, number, _ in now}:
+            made.append(Window())
+            continue
+        new = [found[number].prompt for _, number, place in now if place == 0]
+        made[-1].add(now[0][0] - before[0][0], len(now), new)
+        if new:
+            made.append(Window())
+    return [one.told for one in made if one.seconds]
 
 
-def grouped(steps: Sequence[tuple[int, int, int, float]]) -> list[list[float]]:
-    """Return of all steps with as many texts and new ones: both numbers, how many, mean prompt tokens, mean seconds."""
-    groups = dict[tuple[int, int], list[tuple[int, float]]]()
-    for texts, new, prompt, seconds in steps:
-        groups.setdefault((texts, new), []).append((prompt, seconds))
-    return [
-        [
-            *key,
-            len(own),
-            round(sum(one for one, _ in own) / len(own), 1),
-            round(sum(one for _, one in own) / len(own), 6),
-        ]
-        for key, own in sorted(groups.items())
-    ]
+@dataclass
+class Window:
+    """Some steps of a worker that was never idle."""
+
+    seconds: float = 0.0
+    prompts: list[int] = field(default_factory=list[int])
+    steps: list[int] = field(default_factory=lambda: [0] * 8)
+
+    def add(self, seconds: float, texts: int, new: Sequence[int]) -> None:
+        """Add a step."""
+        self.seconds += seconds
+        self.steps[min(texts, len(self.steps)) - 1] += 1
+        self.prompts.extend(new)
+
+    @property
+    def told(self) -> list[float]:
+        """As a line."""
+        return [round(self.seconds, 5), len(self.prompts), sum(self.prompts), *self.steps]
 
 
 def told_of(found: Sequence[Told], begun: float) -> list[list[float]]:
@@ -315,7 +323,7 @@ def run_closed(name: str, server: Server) -> Iterator[Line]:
     for clients in (one * workers for one in CLIENTS):
         cpu, begun = busy(server.pid), time.perf_counter()
         found = asyncio.run(closed(server, clients, SECONDS, random.Random(clients)))
-        steps = grouped(passes(found, begun + SETTLED)) if workers == 1 else []
+        steps = windows(found, begun + SETTLED) if workers == 1 else []
         about = {"kind": "closed", "workers": workers, "drafts": not options, "clients": clients, "steps": steps}
         yield about | measured(server, found, begun, cpu)
 

@@ -3,8 +3,8 @@
     python docs/scaling/make.py --curves     # simulate to 4,000 replicas, minutes; kept in docs/scaling/curves.jsonl
     python docs/scaling/make.py              # tables and figure alone
 
-Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all steps
-of one worker; how much slower they are where two workers are busy; and what a request takes beside them. Checked is on
+Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all that
+one worker did; how much slower they are where two workers are busy; and what a request takes beside them. Checked is on
 open loads: the requests of a burst, with their arrivals, prompts and numbers of steps, are simulated.
 """
 
@@ -59,10 +59,10 @@ def fitted(workers: int, drafts: bool) -> tuple[Speed, float]:
     """Return how fast each of so many busy workers is, and the seconds of a request beside its model."""
     alone = lines(RECORD, "closed", workers=1, drafts=drafts)
     rows, wanted = list[list[float]](), list[float]()
-    for texts, new, count, prompt, seconds in (step for one in alone for step in one["steps"]):
-        weight = count**0.5
-        shares = [np.interp(texts, KNOTS, np.eye(len(KNOTS))[place]) for place in range(len(KNOTS))]
-        rows.append([weight * one for one in (*shares, new, prompt if new else 0.0)])
+    for seconds, new, prompt, *steps in (window for one in alone for window in one["steps"]):
+        shares = [np.interp(range(1, 9), KNOTS, np.eye(len(KNOTS))[place]) @ steps for place in range(len(KNOTS))]
+        weight = sum(steps) ** -0.5
+        rows.append([weight * one for one in (*shares, new, prompt)])
         wanted.append(weight * seconds)
     found = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
     steps, prompt = [float(one) for one in found[:4]], (float(found[4]), float(found[5]))
