@@ -49,8 +49,10 @@ SERVERS = {"one": (1, ()), "two": (2, ()), "plain": (1, ("--drafter", "none")), 
 CLIENTS = (1, 2, 4, 8)
 SECONDS, SETTLED, WARM = 12.0, 1.0, 1.5
 """Those of a closed load, those at its beginning that do not count, and those in which a server meets what comes."""
-OPEN, TURNS, KILL = 48.0, 44.0, 6.0
+OPEN, TURNS, KILL = 40.0, 44.0, 6.0
 """Seconds of an open load, of all turns, and of load before the kill."""
+PACED, PACING = 4, 9.0
+"""Clients for each worker, and seconds, of the closed load before an open one."""
 TOGETHER = 0.005
 """Seconds between two events of one step at most; a step takes longer."""
 SLOTS, CHOICES = (2, 16, 128, 1024, 4096), 20
@@ -329,13 +331,15 @@ def run_closed(name: str, server: Server) -> Iterator[Line]:
 
 
 def run_open(name: str, server: Server, share: float, rate: float, seed: int) -> Iterator[Line]:
-    """Send a server so many requests a second."""
+    """Send a server so many requests a second, behind a short closed load, which tells how fast the machine is now."""
     warm(server)
+    workers, options = SERVERS[name]
+    before = asyncio.run(closed(server, PACED * workers, PACING, random.Random(seed)))
     cpu, begun = busy(server.pid), time.perf_counter()
     found = asyncio.run(opened(server, rate, OPEN, random.Random(seed)))
-    workers, options = SERVERS[name]
     about = {"kind": "open", "workers": workers, "drafts": not options, "share": share, "rate": round(rate, 4)}
-    yield about | measured(server, found, begun, cpu)
+    pace = sum(one.events[-1] - one.events[0] for one in before) / sum(len(one.events) - 1 for one in before)
+    yield about | {"pace": round(pace, 6)} | measured(server, found, begun, cpu)
 
 
 def run_turns(servers: dict[str, Server], loads: Sequence[int]) -> Iterator[Line]:

@@ -5,7 +5,8 @@
 
 Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all that
 one worker did; how much slower they are where two workers are busy; and what a request takes beside them. Checked is on
-open loads: the requests of a burst, with their arrivals, prompts and numbers of steps, are simulated.
+open loads: the requests of a burst, with their arrivals, prompts and numbers of steps, are simulated, by a machine as
+fast as it was in the short closed load before.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil
+from math import ceil, floor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,24 +26,28 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-from queueing import ROUTERS, Faults, Job, Outcome, Speed, arrivals, fewest_texts, percentile, simulate  # noqa: E402
+from queueing import ROUTERS, Faults, Job, Outcome, Speed, arrivals, fewest_texts, simulate  # noqa: E402
 
 RECORD, CURVES = FOLDER / "record.jsonl", FOLDER / "curves.jsonl"
 PAGE, PICTURE = FOLDER.parent / "scaling.md", FOLDER.parent / "pictures" / "scaling.svg"
 KNOTS = (1, 2, 4, 8)
 """Texts for which the time of a step is fitted; between them it is a line."""
+PACED = 4
+"""Clients for each worker of the closed load before an open one."""
 MEASURED, SIMULATED, QUOTED = "#0072b2", "#d55e00", "#009e73"
 SIGNS = {"measured": "🟦", "simulated": "🟧", "quoted": "🟩"}
 FLEETS = (1, 4, 16, 64, 256, 1000, 4000)
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9)
 USUAL, MANY = 0.7, 1000
-EACH, LEAST = 50, 20_000
-"""Requests of each replica in a simulation, and at least so many; the first fifth does not count."""
+EACH, LEAST = 30, 6_000
+"""Requests of each replica in a simulation, and at least so many; the first third does not count."""
 COMMON, FAMILIES = 0.7, 4
 """In the curves so much of a prompt is that of its family, and there are so many families for each replica."""
-FAULTS = {"none": None, "each every 6 h": Faults(21_600.0), "each every 30 min": Faults(1_800.0)}
-LASTS = 60.0
-"""Seconds of a simulation with failures."""
+FAULTS = {"none": None, "each every hour": Faults(3600.0), "each every 10 min": Faults(600.0)}
+FULLEST = 0.95
+"""Above this share of the capacity nothing is simulated: queues grow as long as one looks."""
+FAILING, LASTS = 200, 60.0
+"""Replicas and seconds of a simulation with failures."""
 RAY_EVENT = 0.6e-3
 """Seconds of an event of a stream through a handle of Ray Serve 2.60, by an earlier measurement of ours."""
 Line = dict[str, Any]
@@ -86,10 +91,30 @@ def _pace(loads: Sequence[Line], clients: int) -> float:
     return sum(one[2] - one[1] for one in own) / sum(one[5] - 1 for one in own) / 1e3
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which so large a share of them lies, between the two nearest ones."""
+    found = sorted(values)
+    place = share * (len(found) - 1)
+    low = floor(place)
+    return found[low] + (found[min(low + 1, len(found) - 1)] - found[low]) * (place - low)
+
+
 def jobs_of(requests: Sequence[Sequence[float]], speed: Speed) -> list[Job]:
     """Return measured requests as the simulation takes them: each text with as many steps as it had."""
     gain = speed.gain(1)
     return [Job(at, int(prompt), tokens, tokens / (calls * gain)) for at, _, _, prompt, tokens, calls in requests]
+
+
+def paced(burst: Line) -> Speed:
+    """Return the fitted speed, scaled by how fast the machine was in the closed load before an open one."""
+    workers, drafts = burst["workers"], burst["drafts"]
+    speed, clients = fitted(workers, drafts)[0], PACED * workers
+    scale = burst["pace"] / _pace(lines(RECORD, "closed", workers=workers, drafts=drafts), clients)
+    return replace(
+        speed,
+        steps=tuple(scale * one for one in speed.steps),
+        prompt=(scale * speed.prompt[0], scale * speed.prompt[1]),
+    )
 
 
 def capacity(workers: int, *, drafts: bool = True) -> float:
@@ -108,10 +133,11 @@ def checks() -> tuple[Line, ...]:
 def _checks() -> Iterator[Line]:
     bursts = lines(RECORD, "open")
     for drafts, workers, share in sorted({(not one["drafts"], one["workers"], one["share"]) for one in bursts}):
-        speed, beside = fitted(workers, not drafts)
+        beside = fitted(workers, not drafts)[1]
         own = [one for one in bursts if (one["drafts"], one["workers"], one["share"]) == (not drafts, workers, share)]
         measured, simulated = ([], []), ([], [])
         for burst in own:
+            speed = paced(burst)
             outcome = simulate(
                 jobs_of(burst["requests"], speed), speed, fewest_texts, workers, random.Random(len(burst["requests"]))
             )
@@ -126,12 +152,13 @@ def _checks() -> Iterator[Line]:
         yield {"drafts": not drafts, "workers": workers, "share": share, "requests": len(measured[0]), **found}
 
 
-def front_costs() -> tuple[float, float]:
-    """Return the seconds of CPU that the front takes for a request, and for each event of its stream."""
-    own = [one for one in lines(RECORD) if one["kind"] in ("closed", "open")]
-    rows = np.array([[len(one["requests"]), one["events"]] for one in own], dtype=float)
-    found = np.linalg.lstsq(rows, np.array([one["front_cpu"] for one in own]), rcond=None)[0]
-    return float(found[0]), float(found[1])
+def front_event() -> float:
+    """Return the seconds of CPU that the front takes for an event, requests included, where batches are full.
+
+    With fewer texts it takes more for each, since several events of a step wake it once.
+    """
+    own = [one for one in lines(RECORD, "closed", drafts=True) if one["clients"] == KNOTS[-1] * one["workers"]]
+    return sum(one["front_cpu"] for one in own) / sum(one["events"] for one in own)
 
 
 def model_requests(drafts: bool) -> tuple[Speed, list[Job]]:
@@ -151,7 +178,7 @@ def curve(
     jobs = [*arrivals(rate * replicas, count, like, stream, FAMILIES * replicas)]
     found = simulate(jobs, speed, ROUTERS[router], replicas, stream, FAULTS[faults])
     about = {"replicas": replicas, "rate": round(rate, 4), "router": router, "drafts": drafts, "faults": faults}
-    return about | told(found, count // 5)
+    return about | told(found, count // 3)
 
 
 def told(found: Outcome, skipped: int) -> Line:
@@ -167,25 +194,42 @@ def told(found: Outcome, skipped: int) -> Line:
     }
 
 
-def all_curves() -> Iterator[Line]:
-    """Simulate all curves."""
-    full = {drafts: _full(drafts) for drafts in (True, False)}
+def all_curves(only: str = "") -> Iterator[Line]:
+    """Simulate all curves, or those of one kind."""
+    for kind, calls in KINDS.items():
+        for share, options in calls() if only in ("", kind) else ():
+            yield {"kind": kind, "share": share, **curve(**options)}
+
+
+def _fleets() -> Iterator[tuple[float, Line]]:
     for replicas in FLEETS:
         for router in ROUTERS:
-            yield {"kind": "fleet", "share": USUAL, **curve(replicas, USUAL * full[True], router)}
+            yield USUAL, {"replicas": replicas, "rate": USUAL * _full(True), "router": router}
+
+
+def _loads() -> Iterator[tuple[float, Line]]:
     for share in LOADS:
         for router in ROUTERS:
-            yield {"kind": "load", "share": share, **curve(MANY, share * full[True], router)}
+            yield share, {"replicas": MANY, "rate": share * _full(True), "router": router}
+
+
+def _with_and_without() -> Iterator[tuple[float, Line]]:
+    for share in LOADS:
         for drafts in (True, False):
-            rate = share * full[True]
-            if rate < 0.95 * full[drafts]:
-                made = curve(MANY, rate, "fewest texts", drafts=drafts)
-                yield {"kind": "drafts", "share": share, **made}
+            rate = share * _full(True)
+            if rate < FULLEST * _full(drafts):
+                yield share, {"replicas": MANY, "rate": rate, "router": "fewest texts", "drafts": drafts}
+
+
+def _failing() -> Iterator[tuple[float, Line]]:
     for faults in FAULTS:
         for router in ("random", "fewest texts"):
-            rate = USUAL * full[True]
-            made = curve(MANY, rate, router, faults=faults, count=ceil(LASTS * rate * MANY))
-            yield {"kind": "faults", "share": USUAL, **made}
+            rate = USUAL * _full(True)
+            own = {"faults": faults, "count": ceil(LASTS * rate * FAILING)}
+            yield USUAL, {"replicas": FAILING, "rate": rate, "router": router, **own}
+
+
+KINDS = {"fleet": _fleets, "load": _loads, "drafts": _with_and_without, "faults": _failing}
 
 
 def _full(drafts: bool) -> float:
@@ -334,6 +378,27 @@ def fault_table() -> str:
     return table([*head, f"{sign} first token, p99 and p99.9", f"{sign} whole request, p99 and p99.9"], rows)
 
 
+def front_table() -> str:
+    """Return how many replicas one front can serve, by what it does for each of them."""
+    each, (speed, like) = events_of_a_replica(), model_requests(drafts=True)
+    requests = USUAL * speed.capacity(like)
+    chosen = max(lines(RECORD, "choice"), key=lambda one: one["workers"])
+    choice = chosen["seconds"] / chosen["workers"]
+    rows = [
+        ["CPU of a front for an event of a stream", f"{SIGNS['measured']} {1e3 * front_event():.2f} ms", ""],
+        ["events of a replica in a second, at 70 %", f"{SIGNS['simulated']} {each:.0f}", ""],
+        ["replicas whose events fill one front", "", f"{1 / front_event() / each:.0f}"],
+        [
+            "the same of a handle of Ray Serve 2.60",
+            f"{SIGNS['quoted']} {1e3 * RAY_EVENT:.1f} ms",
+            f"{1 / RAY_EVENT / each:.0f}",
+        ],
+        ["CPU of a front for a look at one worker's prompts", f"{SIGNS['measured']} {1e6 * choice:.1f} µs", ""],
+        ["replicas whose requests fill one front with looks", "", f"{(1 / choice / requests) ** 0.5:.0f}"],
+    ]
+    return table(["", "seconds and events", "replicas"], rows)
+
+
 TABLES = {
     "turns": turns_table,
     "killed": killed_table,
@@ -342,6 +407,7 @@ TABLES = {
     "fleet": fleet_table,
     "drafts": drafts_table,
     "faults": fault_table,
+    "front": front_table,
 }
 
 
@@ -411,7 +477,7 @@ def _draw_check(axis: Any) -> None:
 def _draw_front(axis: Any) -> None:
     each = events_of_a_replica()
     axis.plot(FLEETS, [each * count for count in FLEETS], "D-", color=SIMULATED, markersize=4, label="of all replicas")
-    axis.axhline(1 / front_costs()[1], color=MEASURED, label="the most of one front")
+    axis.axhline(1 / front_event(), color=MEASURED, label="the most of one front")
     axis.axhline(1 / RAY_EVENT, color=QUOTED, label="of one Ray Serve handle")
     axis.set_xscale("log")
     axis.set_yscale("log")

@@ -495,11 +495,3 @@ def arrivals(rate: float, count: int, like: Sequence[Job], stream: random.Random
         one = like[floor(stream.random() * len(like))]
         family = floor(stream.random() * families) if families else one.family
         yield Job(now, one.prompt, one.tokens, one.pace, family, one.common)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which so large a share of them lies, between the two nearest ones."""
-    found = sorted(values)
-    place = share * (len(found) - 1)
-    low = floor(place)
-    return found[low] + (found[min(low + 1, len(found) - 1)] - found[low]) * (place - low)
