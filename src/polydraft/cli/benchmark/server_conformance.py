@@ -116,9 +116,7 @@ def _tested(options: ConformanceOptions) -> int:
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
     params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
     numbers = {name: getattr(options, name) for name in ("false_alarm", "tolerance", "most_tokens")}
-    test = ServerTest(
-        params=params, chat=options.chat, **{name: value for name, value in numbers.items() if value is not None}
-    )
+    test = ServerTest(params=params, **{name: value for name, value in numbers.items() if value is not None})
     known = {"chat": options.chat, "key": os.environ.get(KEY)}
     client = ServerClient(str(options.url), options.model, options.engine, **known)
     try:
