@@ -1,7 +1,7 @@
 """Tuning: measure what a pair accepts and costs, choose trees by it, and use the choice, measured anew if need be."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +24,8 @@ from polydraft.planning.plan import Machine, PairIdentity, PairPlan, TunedTree, 
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Scheme
-from polydraft.trees import Chain, Fixed, TreePolicy, Widths
-from polydraft.verifiers import TreeVerifier
+from polydraft.trees import Chain, Draft, Fixed, TreePolicy, TreeShape, Widths
+from polydraft.verifiers import TreeVerifier, ValueCurves
 
 FRONTIERS = (1, 2, 4, 8, 16, 32)
 LEVELS = 3
@@ -234,8 +234,9 @@ def planned(
         else:
             shape = searched(tree.acceptance, fresh.costs, plan.max_nodes, plan.max_depth)
             tree = replace(tree, costs=fresh.costs, shape=shape)
-    drafts = bool(tree.shape.counts)
-    return {"drafter": drafter if drafts else NoDraft(), "verifier": rule, "policy": Fixed(tree.shape)}
+    drafts, curves = bool(tree.shape.counts), tree.curves
+    verifier = replace(rule, curves=curves) if curves and hasattr(rule, "curves") else rule
+    return {"drafter": drafter if drafts else NoDraft(), "verifier": verifier, "policy": Fixed(tree.shape)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,16 +309,41 @@ def _tuned(task: _Task, rule: TreeVerifier, params: SamplingParams, passes: Curv
     watched = _watched(task, rule, params, drafting.widest)
     costs = StepCosts(passes, drafting.level, drafting.start, watched.overhead, watched.plain_overhead)
     rates = tally(rule, watched.visits, min(MOST_CHILDREN, task.max_nodes - 1), task.effort.seed).rates()
+    shape = searched(rates, costs, task.max_nodes, task.max_depth)
     return TunedTree(
         temperature=params.temperature,
         scheme=rule.scheme.name,
         verifier=rule.name,
-        shape=searched(rates, costs, task.max_nodes, task.max_depth),
+        shape=shape,
         usual=default_policy(task.drafter, params).shape,
         acceptance=rates,
         visits=len(watched.visits),
         costs=costs,
+        curves=_curves(task, rule, params, shape),
     )
+
+
+def _curves(task: _Task, rule: TreeVerifier, params: SamplingParams, shape: TreeShape) -> ValueCurves | None:
+    """Generate every prompt with the tree that was chosen, and measure curves if the rule gives shares by them."""
+    measured = getattr(rule, "measured", None)
+    if measured is None or not shape.counts or not params.temperature:
+        return None
+    recording, options = RecordingVerifier(rule), _options(task, params, Fixed(shape))
+
+    def finished() -> Iterator[tuple[Draft, Tensor]]:
+        for done, prompt in enumerate(task.prompts, start=1):
+            for _ in stream(task.pair.target, prompt, drafter=task.drafter, verifier=recording, **options):
+                if recording.seen and recording.seen[0].planned == shape:
+                    yield recording.seen[:2]
+                recording.seen = None  # a text may end with a token of no step
+            task.on_progress(f"measuring shares, temperature {params.temperature:g}", done, len(task.prompts))
+
+    return measured(shape, finished()).curves
+
+
+def _options(task: _Task, params: SamplingParams, policy: TreePolicy) -> dict[str, Any]:
+    options: dict[str, Any] = {"temperature": params.temperature, "seed": task.effort.seed, "policy": policy}
+    return options | {"max_new_tokens": task.effort.tokens, **({"top_k": 0} if params.temperature else {})}
 
 
 def _watched(task: _Task, rule: TreeVerifier, params: SamplingParams, widest: int) -> _Watched:
@@ -331,19 +357,15 @@ def _watched(task: _Task, rule: TreeVerifier, params: SamplingParams, widest: in
 
 
 def _watch(task: _Task, rule: TreeVerifier, params: SamplingParams, policy: TreePolicy) -> _Watched:
-    recording, effort = RecordingVerifier(rule), task.effort
-    options: dict[str, Any] = {"temperature": params.temperature, "seed": effort.seed, "policy": policy}
-    options |= {"top_k": 0} if params.temperature else {}
+    recording, options = RecordingVerifier(rule), _options(task, params, policy)
+    shorter = {**options, "max_new_tokens": max(2, task.effort.tokens // 2)}  # one token a step
     seen: list[Visit] = []
     plain: list[float] = []
     drafted: list[float] = []
     for done, prompt in enumerate(task.prompts, start=1):
-        shorter = max(2, effort.tokens // 2)  # one token a step
-        run = stream(task.pair.target, prompt, drafter=NoDraft(), verifier=rule, max_new_tokens=shorter, **options)
+        run = stream(task.pair.target, prompt, drafter=NoDraft(), verifier=rule, **shorter)
         plain.extend(seconds.beside for seconds in timed_steps(run))
-        run = stream(
-            task.pair.target, prompt, drafter=task.drafter, verifier=recording, max_new_tokens=effort.tokens, **options
-        )
+        run = stream(task.pair.target, prompt, drafter=task.drafter, verifier=recording, **options)
         for seconds in timed_steps(run):
             drafted.append(seconds.beside)
             seen.extend(recording.visits())

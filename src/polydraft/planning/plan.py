@@ -18,6 +18,7 @@ from polydraft.models import Pair
 from polydraft.planning.costs import Curve, StepCosts
 from polydraft.probs import SamplingParams
 from polydraft.trees import Acceptance, TreeShape, expected_tokens, fastest_shape
+from polydraft.verifiers import ValueCurves
 
 PROCESSOR = Path("/proc/cpuinfo")
 FORMAT = 1
@@ -150,6 +151,7 @@ class TunedTree:
         acceptance: the measured rates.
         visits: from how many nodes.
         costs: the measured times.
+        curves: what shares bring in trees of this shape, measured for rules that ask for it (`Valued.measured`).
     """
 
     temperature: float
@@ -160,6 +162,7 @@ class TunedTree:
     acceptance: Acceptance
     visits: int
     costs: StepCosts
+    curves: ValueCurves | None = None
 
     def predict(self, shape: TreeShape) -> Prediction:
         """Return what a tree of this shape would do.
@@ -210,6 +213,7 @@ class TunedTree:
                 "overhead": self.costs.overhead,
                 "plain_overhead": self.costs.plain_overhead,
             },
+            **({"curves": self.curves.slopes} if self.curves else {}),
         }
 
 
@@ -345,6 +349,7 @@ def _tree(row: Mapping[str, Any]) -> TunedTree:
             float(seconds["overhead"]),
             float(seconds["plain_overhead"]),
         ),
+        _curves(row["curves"], _shape(row["tree"])) if "curves" in row else None,
     )
     tree.predict(tree.shape)  # a tree with more children than there are rates for
     return tree
@@ -352,6 +357,11 @@ def _tree(row: Mapping[str, Any]) -> TunedTree:
 
 def _shape(counts: Sequence[Sequence[Any]]) -> TreeShape:
     return TreeShape(tuple(tuple(_whole("a number of children", count, 0) for count in level) for level in counts))
+
+
+def _curves(slopes: Sequence[Any], shape: TreeShape) -> ValueCurves:
+    found = ((tuple(_whole("a rank", rank, 0) for rank in path), tuple(map(float, parts))) for path, parts in slopes)
+    return ValueCurves(tuple(found), shape)
 
 
 def _curve(points: Sequence[Sequence[Any]]) -> Curve:

@@ -25,6 +25,7 @@ from polydraft.verifiers.outcome_law import (
     traits,
 )
 from polydraft.verifiers.selection.rule import SelectionRule
+from polydraft.verifiers.selection.value_curves import ValueCurves
 from polydraft.verifiers.trees.block_verification import BlockVerification, ByShape
 from polydraft.verifiers.trees.lifts import BottomUp, PathLaw, PathVerifier, TopDown, expected_accepted
 from polydraft.verifiers.trees.rollback import Rollback
@@ -65,6 +66,7 @@ __all__ = [
     "TraversalVerification",
     "TreeVerifier",
     "TypicalAcceptance",
+    "ValueCurves",
     "Valued",
     "check_rows",
     "cross_fitted",

@@ -1,7 +1,7 @@
 """Value curves: what a child's share brings in kept drafts, itself and those below it, guessed or measured."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isfinite
 
@@ -17,8 +17,8 @@ FIRST = (1.0, 1.0, 0.85, 0.6)
 """How much of each quarter of a node's scale its first child gets on average: usual of pairs that agree in .8 or so."""
 LATER = (0.8, 0.6, 0.4, 0.3)
 """How much of each quarter of what is left a later child gets."""
-FIRST_BELOW, LATER_BELOW = 2, 1
-"""How long a chain is usual below a first child and a later one of a tree that grows."""
+FIRST_BELOW: Subtree = ((),)
+"""What is usual below a first child of a tree that grows: one draft. Below a later one it is nothing."""
 LEAF = (STEPS,) * PARTS
 """A leaf brings itself, whatever its share."""
 
@@ -31,7 +31,7 @@ def curve(below: Subtree) -> tuple[int, ...]:
     `FIRST`, each later one by `LATER` of what is left. Slopes are kept from rising, so that the curve is concave. Any
     slopes are exact; better ones keep more.
     """
-    return _in_steps(_slopes_of(_kept(below)))
+    return _in_steps(_composed(below))
 
 
 def _kept(below: Subtree) -> tuple[float, ...]:
@@ -53,17 +53,6 @@ def _slopes_of(points: tuple[float, ...]) -> list[float]:
     return [float(slope) for slope in np.minimum.accumulate(np.diff(points) * PARTS)]
 
 
-@lru_cache(maxsize=256)
-def curves_of(shape: TreeShape) -> Slopes:
-    """Return the slopes of each node's share, not to be written to."""
-    nodes = [subtrees(shape.counts)]
-    for node in nodes:  # breadth first, as nodes are numbered; the list grows on the way
-        nodes.extend(node)
-    curves: Slopes = np.array([curve(node) for node in nodes], dtype=np.int64)
-    curves.flags.writeable = False
-    return curves
-
-
 def _in_steps(slopes: Iterable[float]) -> tuple[int, ...]:
     """Return slopes in steps of price; those that are given are of what is kept below."""
     return tuple(STEPS + 2 * int(slope * STEPS / 2 + 0.5) for slope in slopes)
@@ -81,57 +70,58 @@ STEEPEST = 64.0
 
 @dataclass(frozen=True)
 class ValueCurves:
-    """Curves of the nodes of trees that grow, by where they stand.
+    """Curves of a tree's nodes by where they stand, composed from the shape below them, or measured.
 
-    The shape below a node of such a tree follows from what is drawn, so that no curve may be composed from it: a curve
+    In a tree that grows the shape below a node follows from what is drawn, so no curve may be composed from it: a curve
     has to be known before the node is drawn. Where the node stands is known then.
 
     Args:
         slopes: for each path that was measured, what each of `PARTS` equal parts of a share brings below the node, in
-            falling order. Other nodes have the curve of a chain: of `FIRST_BELOW` drafts if they are a first child,
-            else of `LATER_BELOW`.
+            falling order. Other nodes have the curve of the shape below them.
+        shape: of the trees whose curves these are; None for trees that grow, where `FIRST_BELOW` is taken to be below a
+            first child and nothing below others.
 
     Raises:
         InvalidParameter: slopes that are no such numbers.
     """
 
     slopes: tuple[tuple[Path, tuple[float, ...]], ...] = ()
+    shape: TreeShape | None = None
 
     def __post_init__(self) -> None:
         for path, parts in self.slopes:
             in_range = all(isfinite(one) and 0 <= one <= STEEPEST for one in parts)
-            if len(parts) != PARTS or not in_range or [*parts] != sorted(parts, reverse=True):
+            if not path or len(parts) != PARTS or not in_range or [*parts] != sorted(parts, reverse=True):
                 raise InvalidParameter(
-                    f"The curve at {path} must be {PARTS} falling numbers in 0 to {STEEPEST:g}, but is "
+                    f"The curve at {path} must be {PARTS} falling numbers in 0 to {STEEPEST:g}, below the root, but is "
                     f"{shortened(parts)}."
                 )
-
-    def of_path(self, path: Path) -> tuple[float, ...]:
-        """Return what the parts of a share bring below a node."""
-        return self._known.get(path) or _usual(path)
 
     @cached_property
     def _known(self) -> Mapping[Path, tuple[float, ...]]:
         return dict(self.slopes)
 
+    def at(self, path: Path) -> tuple[float, ...]:
+        """Return what the parts of a share bring below a node."""
+        return self._known.get(path) or _composed(_below(self.shape, path))
+
     def after(self, seen: Iterable[Seen]) -> "ValueCurves":
-        """Return the curves that fit finished steps best, the usual ones counting for `OF_USUAL` nodes at each path.
+        """Return the curves that fit finished steps best, the composed ones counting for `OF_USUAL` nodes at each path.
 
         With x_u the part u of a node's share, what is kept below it is taken to be sum_u slope_u x_u: least squares,
         made falling by pooling.
         """
-        sums: dict[Path, tuple[Numbers, Numbers]] = {}
+        sums, usual = dict[Path, tuple[Numbers, Numbers]](), replace(self, slopes=())
         for path, share, below in seen:
             if path not in sums:
                 prior = OF_USUAL / PARTS**2
-                sums[path] = prior * np.eye(PARTS), prior * np.array(_usual(path))
+                sums[path] = prior * np.eye(PARTS), prior * np.array(usual.at(path))
             parts = np.clip(share - np.arange(PARTS) / PARTS, 0, 1 / PARTS)
             sums[path][0][:] += np.outer(parts, parts)
             sums[path][1][:] += parts * below
         fitted = ((path, _falling(np.linalg.solve(*both))) for path, both in sorted(sums.items()))
-        return ValueCurves(
-            tuple((path, tuple(float(min(max(one, 0), STEEPEST)) for one in row)) for path, row in fitted)
-        )
+        slopes = ((path, tuple(float(min(max(one, 0), STEEPEST)) for one in row)) for path, row in fitted)
+        return replace(self, slopes=tuple(slopes))
 
 
 def _falling(slopes: Numbers) -> list[float]:
@@ -140,11 +130,18 @@ def _falling(slopes: Numbers) -> list[float]:
     return [min(max(slopes[a : b + 1].mean() for b in count[i:]) for a in count[: i + 1]) for i in count]
 
 
+def _below(shape: TreeShape | None, path: Path) -> Subtree:
+    """Return the shape below a node, or what is usual there."""
+    if shape is None:
+        return () if path[-1] else FIRST_BELOW
+    below = subtrees(shape.counts)
+    for rank in path:
+        below = below[rank] if rank < len(below) else ()
+    return below
+
+
 @lru_cache(maxsize=1024)
-def _usual(path: Path) -> tuple[float, ...]:
-    below: Subtree = ()
-    for _ in range(LATER_BELOW if path[-1] else FIRST_BELOW):
-        below = (below,)
+def _composed(below: Subtree) -> tuple[float, ...]:
     return tuple(_slopes_of(_kept(below)))
 
 
@@ -159,9 +156,13 @@ def paths_of(parents: tuple[int, ...]) -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=1024)
-def grown_curves(curves: ValueCurves, parents: tuple[int, ...]) -> Slopes:
-    """Return the slopes of each node's share in a tree that grew, not to be written to."""
-    slopes = [LEAF, *(_in_steps(curves.of_path(path)) for path in paths_of(parents)[1:])]
-    table: Slopes = np.array(slopes, dtype=np.int64)
+def slopes_of(curves: ValueCurves, parents: tuple[int, ...]) -> Slopes:
+    """Return the slopes of the share of each node of a tree, not to be written to."""
+    table: Slopes = np.array([LEAF, *(_in_steps(curves.at(path)) for path in paths_of(parents)[1:])], dtype=np.int64)
     table.flags.writeable = False
     return table
+
+
+def curves_of(shape: TreeShape) -> Slopes:
+    """Return the slopes of each node's share in trees of a shape, not to be written to."""
+    return slopes_of(ValueCurves(shape=shape), shape.parents)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft.errors import InvalidParameter
 from polydraft.probs import Noise, sample, sent
 from polydraft.schemes import (
     IID,
@@ -23,11 +24,11 @@ from polydraft.schemes import (
     require_scheme,
     set_law_of,
 )
-from polydraft.trees import Draft, Verdict
+from polydraft.trees import Draft, TreeShape, Verdict
 from polydraft.verifiers.nodes.optimal import Optimal
 from polydraft.verifiers.selection.ordered import certain_tokens
 from polydraft.verifiers.selection.rule import Numbers, Places, integers, numbers, tensor
-from polydraft.verifiers.selection.value_curves import Seen, ValueCurves, curves_of, grown_curves, paths_of
+from polydraft.verifiers.selection.value_curves import Seen, ValueCurves, paths_of, slopes_of
 from polydraft.verifiers.selection.valued_shares import PARTS, SMALLEST, STEPS, DraftLaws, Slopes, settled, shares_at
 from polydraft.verifiers.trees.lifts import PathLaw, emit, listed_atoms, path_to
 from polydraft.verifiers.trees.lifts import settled as settled_verdict
@@ -66,7 +67,7 @@ class Valued:
 
     Args:
         scheme: how the drafts are drawn.
-        curves: those of trees that grow.
+        curves: those of the trees that they were measured on; others have composed ones.
 
     Raises:
         UnpairedScheme: the scheme is another one.
@@ -98,24 +99,34 @@ class Valued:
         end, rest = (np.stack([getattr(walk, name) for walk in walks]) for name in ("scale", "left"))
         return PathLaw(*(tensor(found).to(target_probs.device) for found in (end, rest)))
 
-    def measured(self, finished: Iterable[tuple[Draft, Float[Tensor, "b n V"]]]) -> "Valued":
-        """Return the rule with curves that fit the trees of finished steps, given with the target's rows.
+    def measured(self, shape: TreeShape | None, finished: Iterable[tuple[Draft, Float[Tensor, "b n V"]]]) -> "Valued":
+        """Return the rule with curves that fit the trees of finished steps.
 
         A step's own tree must not be among them: a curve that follows what is drawn below it is biased.
-        """
-        seen = chain.from_iterable(self._seen(*step) for step in finished)
-        return replace(self, curves=self.curves.after(seen))
 
-    def _seen(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Iterator[Seen]:
-        for walk, row, valid in zip(
-            self._walks(draft, target_probs), integers(draft.tree.parents), draft.tree.valid.tolist(), strict=True
-        ):
-            through, below = walk.scale.copy(), np.zeros(len(row))
-            for node in range(len(row) - 1, 0, -1):
-                through[row[node]] += through[node]
-                below[row[node]] += through[node] + below[node]
-            for node, path in enumerate(paths_of(tuple(row.tolist()))):
-                if node and valid[node]:
+        Args:
+            shape: what was planned of them; None for trees that grow.
+            finished: the trees, with the target's rows at their nodes.
+
+        Raises:
+            InvalidParameter: a tree was planned otherwise.
+        """
+        seen = chain.from_iterable(self._seen(shape, *step) for step in finished)
+        return replace(self, curves=ValueCurves(shape=shape).after(seen))
+
+    def _seen(self, shape: TreeShape | None, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Iterator[Seen]:
+        if draft.planned != shape:
+            raise InvalidParameter(
+                f"Curves are measured on trees of one plan, {shape}, but a tree has {draft.planned}."
+            )
+        parents, valid = draft.tree.parents.tolist(), draft.tree.valid.tolist()
+        for walk, above, there in zip(self._walks(draft, target_probs), parents, valid, strict=True):
+            through, below = walk.scale.copy(), np.zeros(len(above))
+            for node in range(len(above) - 1, 0, -1):
+                through[above[node]] += through[node]
+                below[above[node]] += through[node] + below[node]
+            for node, path in enumerate(paths_of(tuple(above))):
+                if node and there[node]:
                     yield path, float(walk.shares[node]), float(below[node])
 
     def _walks(self, draft: Draft, target_probs: Float[Tensor, "b n V"]) -> "list[_Walk]":
@@ -125,12 +136,13 @@ class Valued:
         given = zip(
             numbers(padded), numbers(table), integers(draft.drafted_atoms()), integers(draft.tree.children), strict=True
         )
-        known, planned = dict[tuple[bytes, ...], tuple[Numbers, Numbers]](), draft.planned
-        if planned is not None and planned.size >= draft.tree.tokens.shape[-1]:
-            curves = [curves_of(planned)] * len(table)
-        else:
-            curves = [grown_curves(self.curves, tuple(row)) for row in draft.tree.parents.tolist()]
-        walks = [_Walk(self.scheme, own, *row, known) for own, row in zip(curves, given, strict=True)]
+        planned = draft.planned
+        if planned is not None and planned.size < draft.tree.tokens.shape[-1]:
+            planned = None  # something was put beside what was planned
+        known = dict[tuple[bytes, ...], tuple[Numbers, Numbers]]()
+        curves = self.curves if self.curves.shape == planned else ValueCurves(shape=planned)
+        slopes = (slopes_of(curves, tuple(parents)) for parents in draft.tree.parents.tolist())
+        walks = [_Walk(self.scheme, own, *row, known) for own, row in zip(slopes, given, strict=True)]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
             for walk in walks:
                 walk.go_down()
