@@ -25,7 +25,7 @@ from polydraft.planning.costs import StepCosts
 from polydraft.planning.plan import Machine, PairIdentity, searched
 from polydraft.schemes import Given, TopK
 from polydraft.trees import Chain, Fixed, TreeShape, Widths, expected_tokens
-from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown, TopThenSampleRule
+from polydraft.verifiers import BlockVerification, NaiveMatch, TopDown, TopThenSampleRule, Valued
 
 tuning = import_module("polydraft.engine.tuning")  # the package gives the function under this name
 
@@ -187,6 +187,27 @@ def test_a_rule_of_one_draft_per_node_gets_a_chain(pair: Pair, monkeypatch: pyte
     greedy, sampled = (tree.default for tree in plan.trees)
     assert greedy is None  # it has nodes of two children, which this rule cannot verify
     assert sampled is not None and sampled.tokens > 1
+
+
+def test_shares_by_value_get_the_curves_of_their_tree(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock(monkeypatch, FLAT, Curve(((1, 0.01),)))
+    plan = tune(pair, PROMPTS, temperatures=[0, 0.8], verifier=Valued(), effort=SHORT, max_nodes=6, max_depth=3)
+    greedy, sampled = plan.trees
+    assert greedy.curves is None and sampled.curves is not None and sampled.curves.shape == sampled.shape
+    assert {len(path) for path, _ in sampled.curves.slopes} == {*range(1, sampled.shape.depth + 1)}
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert load_plan(path) == plan
+    chosen = planned(plan, pair, PROMPTS[0], 0.8, verifier=Valued())
+    assert chosen["verifier"] == Valued(curves=sampled.curves)
+    assert generate(pair.target, PROMPTS[0], temperature=0.8, max_new_tokens=5, seed=0, **chosen).sequences.shape[1] > 5
+    row = json.loads(path.read_text())
+    row["trees"][1]["curves"] = [[[0], [1, 2, 3, 4]]]
+    path.write_text(json.dumps(row))
+    with pytest.raises(InvalidParameter, match=r"damaged: The curve at .* must be 4 falling"):
+        load_plan(path)
 
 
 def test_passes_are_timed_at_every_size_up_to_the_largest(pair: Pair) -> None:

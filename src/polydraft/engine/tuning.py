@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -235,7 +235,7 @@ def planned(
             shape = searched(tree.acceptance, fresh.costs, plan.max_nodes, plan.max_depth)
             tree = replace(tree, costs=fresh.costs, shape=shape)
     drafts, curves = bool(tree.shape.counts), tree.curves
-    verifier = replace(rule, curves=curves) if curves and hasattr(rule, "curves") else rule
+    verifier = replace(cast(Any, rule), curves=curves) if curves and hasattr(rule, "curves") else rule
     return {"drafter": drafter if drafts else NoDraft(), "verifier": verifier, "policy": Fixed(tree.shape)}
 
 

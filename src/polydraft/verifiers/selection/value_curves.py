@@ -17,8 +17,10 @@ FIRST = (1.0, 1.0, 0.85, 0.6)
 """How much of each quarter of a node's scale its first child gets on average: usual of pairs that agree in .8 or so."""
 LATER = (0.8, 0.6, 0.4, 0.3)
 """How much of each quarter of what is left a later child gets."""
-FIRST_BELOW: Subtree = ((),)
-"""What is usual below a first child of a tree that grows: one draft. Below a later one it is nothing."""
+FIRST_BELOW: Subtree = ((((),),),)
+"""What is usual below a first child of a tree that grows: a chain of three."""
+LATER_BELOW: Subtree = ((),)
+"""What is usual below a later one: one draft."""
 LEAF = (STEPS,) * PARTS
 """A leaf brings itself, whatever its share."""
 
@@ -79,7 +81,7 @@ class ValueCurves:
         slopes: for each path that was measured, what each of `PARTS` equal parts of a share brings below the node, in
             falling order. Other nodes have the curve of the shape below them.
         shape: of the trees whose curves these are; None for trees that grow, where `FIRST_BELOW` is taken to be below a
-            first child and nothing below others.
+            first child and `LATER_BELOW` below others.
 
     Raises:
         InvalidParameter: slopes that are no such numbers.
@@ -127,13 +129,13 @@ class ValueCurves:
 def _falling(slopes: Numbers) -> list[float]:
     """Return the nearest falling numbers."""
     count = range(len(slopes))
-    return [min(max(slopes[a : b + 1].mean() for b in count[i:]) for a in count[: i + 1]) for i in count]
+    return [min(max(float(slopes[a : b + 1].mean()) for b in count[i:]) for a in count[: i + 1]) for i in count]
 
 
 def _below(shape: TreeShape | None, path: Path) -> Subtree:
     """Return the shape below a node, or what is usual there."""
     if shape is None:
-        return () if path[-1] else FIRST_BELOW
+        return LATER_BELOW if path[-1] else FIRST_BELOW
     below = subtrees(shape.counts)
     for rank in path:
         below = below[rank] if rank < len(below) else ()
