@@ -235,7 +235,7 @@ def planned(
             shape = searched(tree.acceptance, fresh.costs, plan.max_nodes, plan.max_depth)
             tree = replace(tree, costs=fresh.costs, shape=shape)
     drafts, curves = bool(tree.shape.counts), tree.curves
-    verifier = replace(cast(Any, rule), curves=curves) if curves and hasattr(rule, "curves") else rule
+    verifier = replace(cast(Any, rule), curves=curves) if curves and getattr(rule, "measured", None) else rule
     return {"drafter": drafter if drafts else NoDraft(), "verifier": verifier, "policy": Fixed(tree.shape)}
 
 
