@@ -1,6 +1,7 @@
 """Calls as chat templates of families of models write them: read again, and taken by the grammar of their format."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,10 +34,13 @@ OFFERED = [tool(name, schema) for name, schema in SCHEMAS.items()]
 ASKED = {"role": "user", "content": "How warm is it?"}
 
 
+as_json = partial(json.dumps, ensure_ascii=False)
+
+
 def rendered(family: Family, calls: Calls) -> str:
     """Return the text of an answer that calls, by the template."""
     tokenizer = chat_tokenizer(family.template)
-    told = message(calls, family, json.dumps if family.texts else dict)
+    told = message(calls, family, as_json if family.texts else dict)
     before, whole = (
         tokenizer.apply_chat_template(said, tools=OFFERED, add_generation_prompt=asks, tokenize=False)
         for said, asks in (([ASKED], True), ([ASKED, told], False))
