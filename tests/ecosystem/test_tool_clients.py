@@ -4,6 +4,7 @@ The model is tiny and has learnt two answers by heart: a call when it is asked h
 result is there.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -131,7 +132,7 @@ def test_langchain_binds_tools(server: Server) -> None:
             whole = piece if whole is None else whole + piece
         assert whole is not None and [one["args"] for one in whole.tool_calls] == [{"city": "Lima"}]
     forced = model.bind_tools([offered], tool_choice="get_weather").invoke("Say something else.")
-    assert [one["name"] for one in forced.tool_calls] == ["get_weather"]
+    assert {one["name"] for one in forced.tool_calls} == {"get_weather"}
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
@@ -146,14 +147,21 @@ def test_langchain_structures_its_output(server: Server, method: str) -> None:
 
 def test_pydantic_ai(server: Server) -> None:
     pydantic_ai = pytest.importorskip("pydantic_ai", reason="make test-ecosystem installs it")
+    from openai import AsyncOpenAI
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    model = OpenAIChatModel(server.name, provider=OpenAIProvider(base_url=server.base, api_key="none"))
-    agent = pydantic_ai.Agent(model, tools=[get_weather], model_settings={"temperature": 0})
-    assert agent.run_sync(QUESTION).output == ANSWER
-    shaped = pydantic_ai.Agent(model, output_type=Unit, model_settings={"temperature": 0})
-    assert shaped.run_sync("In which unit?").output in Unit
+    async def answers() -> list[Any]:
+        async with AsyncOpenAI(base_url=server.base, api_key="none") as client:
+            model = OpenAIChatModel(server.name, provider=OpenAIProvider(openai_client=client))
+            agents = [
+                (pydantic_ai.Agent(model, tools=[get_weather], model_settings={"temperature": 0}), QUESTION),
+                (pydantic_ai.Agent(model, output_type=Unit, model_settings={"temperature": 0}), "In which unit?"),
+            ]
+            return [(await agent.run(question)).output for agent, question in agents]
+
+    said, unit = asyncio.run(answers())
+    assert said == ANSWER and unit in Unit
 
 
 def test_llm(server: Server, tmp_path: Path) -> None:
@@ -163,6 +171,6 @@ def test_llm(server: Server, tmp_path: Path) -> None:
     function = 'def get_weather(city: str) -> str:\n    "Tell how warm it is."\n    return "20"\n'
     command = ["llm", "-m", "served", "-o", "temperature", "0", "--functions", function, QUESTION]
     places = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LLM_USER_PATH": str(tmp_path)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **places})
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **places})
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == ANSWER

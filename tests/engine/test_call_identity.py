@@ -29,7 +29,7 @@ FORMS: list[dict[str, Any]] = [
     {"choice": "auto"},
     {"choice": "required", "parallel": False},
     {"choice": "required", "most_reasoning": 3, "thinks": True},
-    {"choice": "auto", "parallel": False, "thinks": True},
+    {"choice": "auto", "parallel": False, "most_reasoning": 4, "thinks": True},
 ]
 """How the answers of a batch are held, batch after batch; "thinks" is that they begin within reasoning."""
 DRAFTERS = ("ngram", "model", "tree")
