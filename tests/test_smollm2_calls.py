@@ -5,7 +5,7 @@
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -85,14 +85,14 @@ class Asked:
         self.pair = polydraft.load("smollm2")
         self.pair.tokenizer.chat_template = WITHOUT_THOUGHTS
         self.form: AnswerForm = answer_form(self.pair.tokenizer, TOOLS, choice="required", parallel=False)
-        self.spent = Counter[tuple[str, str, str]]()
+        self.spent = defaultdict[tuple[str, str, str], float](float)
 
     def text(self, what: str, question: str, drafter: str, **options: Any) -> tuple[list[int], str]:
         """Return an answer's tokens, and why it ended."""
         calls = what != "prose"
         told = [tool(one.name, dict(one.parameters), strict=True) for one in TOOLS] if calls else None
         messages = [{"role": "user", "content": question}]
-        ids = self.pair.tokenizer.apply_chat_template(
+        ids: Any = self.pair.tokenizer.apply_chat_template(
             messages, tools=told, add_generation_prompt=True, return_tensors="pt", return_dict=False
         )
         grammar = {"grammar": self.form.grammar, "tokenizer": self.pair.tokenizer} if calls else {}
@@ -130,7 +130,7 @@ def asked() -> Iterator[Asked]:
     for what, drafter in sorted({key[:2] for key in found.spent}):
         tokens, passes, spent = (found.spent[what, drafter, one] for one in ("tokens", "passes", "ms"))
         sys.stdout.write(
-            f"\n{what}, drafter {drafter}: {tokens} tokens, {tokens / passes:.2f} tokens per call, "
+            f"\n{what}, drafter {drafter}: {tokens:.0f} tokens, {tokens / passes:.2f} tokens per call, "
             f"{spent / tokens:.1f} ms a token"
         )
     sys.stdout.write("\n")

@@ -60,7 +60,7 @@ class TowardsMark(LogitsProcessor):
     def __init__(self, mark: list[int]) -> None:
         self.mark = mark
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         scores = scores.clone()
         for row, ids in zip(scores, input_ids.tolist(), strict=True):
             done = next((size for size in range(len(self.mark) - 1, 0, -1) if ids[-size:] == self.mark[:size]), 0)
@@ -80,7 +80,7 @@ def form(name: str, number: int) -> AnswerForm:
     return answer_form(own, tools, tool_format=name, prompt=begin if thinks else "", **options)
 
 
-def prompts(batch: int) -> dict[str, torch.Tensor]:
+def prompts(batch: int) -> dict[str, Any]:
     """Return a batch of random conversations, padded on the left."""
     stream = torch.Generator().manual_seed(batch)
     lengths = torch.randint(5, 24, (ROWS,), generator=stream).tolist()

@@ -139,8 +139,8 @@ def masked(
         kept = [float(chance == max(kept)) for chance in kept]
     law: Law = {}
     for token in (token for token in range(len(SPELT)) if kept[token]):
-        over, how = new == 1 or token == END, {"prompt": prompt, "greedy": greedy}
-        rest = {(): 1.0} if over else masked(target, own, words, new - 1, [*path, token], **how)
+        left = 0 if token == END else new - 1
+        rest = masked(target, own, words, left, [*path, token], prompt=prompt, greedy=greedy)
         law |= {(token, *more): kept[token] / sum(kept) * share for more, share in rest.items()}
     return law
 
@@ -243,15 +243,14 @@ def of_a_batch(own: LateGrammar, rule: PathVerifier, hot: tuple[int, int], made:
         TargetLaw(SamplingParams(temperature=one), (made(own, len(prompt)),), eos=EOS)
         for one, prompt in zip(hot, prompts, strict=True)
     ]
-    how = {"prompt": LONGER, "greedy": not hot[0]}
 
     def rest(found: list[int], missing: int) -> Law:
-        return masked(target, own, words, missing, found, **how)
+        return masked(target, own, words, missing, found, prompt=LONGER, greedy=not hot[0])
 
     drafter = ModelDrafter(Marking(len(SPELT), 1), shortlist_size=2, params=SamplingParams())
     law, failures = law_of(target, drafter, rule, policy, prompts, new, steps=1, eos=EOS, laws=laws, rest=rest)
     assert not failures
-    return law, masked(target, own, words, new, **how)
+    return law, masked(target, own, words, new, prompt=LONGER, greedy=not hot[0])
 
 
 @pytest.mark.long(4)

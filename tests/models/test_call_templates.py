@@ -42,10 +42,10 @@ def rendered(family: Family, calls: Calls) -> str:
     tokenizer = chat_tokenizer(family.template)
     told = message(calls, family, as_json if family.texts else dict)
     before, whole = (
-        tokenizer.apply_chat_template(said, tools=OFFERED, add_generation_prompt=asks, tokenize=False)
+        str(tokenizer.apply_chat_template(said, tools=OFFERED, add_generation_prompt=asks, tokenize=False))
         for said, asks in (([ASKED], True), ([ASKED, told], False))
     )
-    assert isinstance(whole, str) and whole.startswith(before) and whole.endswith(family.end)
+    assert whole.startswith(before) and whole.endswith(family.end)
     return whole[len(before) : len(whole) - len(family.end)]
 
 
