@@ -55,7 +55,7 @@ PROSE = [
     "Describe a small town by the sea.",
     "Explain what a bridge is for.",
 ]
-NEW = 120
+NEW, PROSE_NEW = 400, 80
 
 
 def fits(name: str, given: dict[str, Any]) -> bool:
@@ -98,7 +98,9 @@ class Asked:
         grammar = {"grammar": self.form.grammar, "tokenizer": self.pair.tokenizer} if calls else {}
         own = self.pair.draft if drafter == "own" else drafter
         with torch.inference_mode():
-            output = polydraft.generate(self.pair.target, ids, drafter=own, max_new_tokens=NEW, **grammar, **options)
+            output = polydraft.generate(
+                self.pair.target, ids, drafter=own, max_new_tokens=NEW if calls else PROSE_NEW, **grammar, **options
+            )
         seconds = output.statistics.seconds
         cost = {
             "tokens": output.statistics.new_tokens,
