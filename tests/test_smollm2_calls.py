@@ -55,7 +55,7 @@ PROSE = [
     "Describe a small town by the sea.",
     "Explain what a bridge is for.",
 ]
-NEW, PROSE_NEW = 400, 80
+NEW, PROSE_NEW = 400, 48
 
 
 def fits(name: str, given: dict[str, Any]) -> bool:
