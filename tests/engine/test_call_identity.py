@@ -90,7 +90,7 @@ def prompts(batch: int) -> dict[str, Any]:
 
 
 def check(name: str, batch: int, drafters: tuple[str, ...]) -> tuple[int, int]:
-    """Compare the texts of a batch; return how many have a call, and how many drafts were accepted."""
+    """Compare the texts of a batch; return how many have the mark of calls, and how many drafts were accepted."""
     (target, draft), own = models(), form(name, batch % len(FORMS))
     mark = tokenizer()(format_named(name).mark, add_special_tokens=False)["input_ids"]
     asked, accepted = prompts(batch), 0
@@ -118,7 +118,7 @@ def check(name: str, batch: int, drafters: tuple[str, ...]) -> tuple[int, int]:
         ended = finish == "eos"
         text = decoder.add(ids[: ids.index(tokenizer().eos_token_id)] if ended else ids) + decoder.rest()
         events = reader.feed(text) + reader.finish(cut=not ended)
-        called += any(event.kind == "call" for event in events)
+        called += format_named(name).mark in text
         assert all(event.sound for event in events if event.kind == "end") or not ended, text
     return called, accepted
 
