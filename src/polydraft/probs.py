@@ -381,6 +381,12 @@ class Noise:
         )
         return Noise(tuple(mixed), record=self.record, unused=self.unused)
 
+    def further(self, places: Sequence[int]) -> "Noise":
+        """Return streams of their own for what comes so many places on in each row's text; tied numbers stay tied."""
+        lengths = [0] * len(places) if self.lengths is None else self.lengths.tolist()
+        moved = torch.tensor([length + place for length, place in zip(lengths, places, strict=True)])
+        return replace(self.fork(_FURTHER), seeds=self._own_seeds(), lengths=moved)
+
     def keyed(self, keys: Sequence[bytes]) -> "Noise":
         """Return streams that depend on these streams' seeds and a key each; a row whose key is empty keeps its own."""
         if not any(keys):
@@ -422,6 +428,7 @@ def _number(key: bytes) -> int:
 
 
 _FORK, _KEYED = 0xD1B54A32D192ED03, 0xA24BAED4963EE407
+_FURTHER = 0x466F72636564
 _WEYL = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 

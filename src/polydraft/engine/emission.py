@@ -29,6 +29,7 @@ class Emission:
         source: who drafted; empty where nobody did.
         verifier: the name of the rule that verified.
         lossless: whether that rule keeps the target's law.
+        forced: how many of `tokens`, behind the accepted ones, a grammar forced: no pass was taken for each.
     """
 
     tokens: tuple[int, ...]
@@ -41,14 +42,15 @@ class Emission:
     source: str = ""
     verifier: str = ""
     lossless: bool = True
+    forced: int = 0
 
     def first(self, count: int) -> "Emission":
         """Return what the row gained if only so many of its tokens came, so that it goes on if there were more."""
         if count >= len(self.tokens):
             return self
         accepted, offered, kept = (min(one, count) for one in (self.accepted, self.offered, self.kept))
-        tokens = self.tokens[:count]
-        return replace(self, tokens=tokens, accepted=accepted, offered=offered, kept=kept, finish="")
+        tokens, forced = self.tokens[:count], min(self.forced, count - accepted)
+        return replace(self, tokens=tokens, accepted=accepted, offered=offered, kept=kept, finish="", forced=forced)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,7 @@ class Statistics:
             them is no draft, also where it is as predicted: `polydraft.drafters.Followed` counts a prediction's tokens.
         verifier: the name of the rule that keeps drafts; of several rules all names, with semicolons.
         lossless: whether it keeps the target's law, and so do all others; False for a lossy rule.
+        forced: tokens that a grammar forced, and that took no pass each; they are no drafts.
     """
 
     new_tokens: int = 0
@@ -116,6 +119,7 @@ class Statistics:
     sources: dict[str, tuple[int, int]] = field(default_factory=dict)
     verifier: str = ""
     lossless: bool = True
+    forced: int = 0
 
     def add(self, block: Block, prompt_read: int = 0, prompt_known: int = 0) -> None:
         """Count one block, all of it at once: whoever is interrupted has counted it or not.
@@ -139,6 +143,7 @@ class Statistics:
             new_tokens=new_tokens,
             drafted=drafted,
             accepted=accepted,
+            forced=self.forced + sum(row.forced for row in block.rows.values()),
             offered_at=offered_at,
             accepted_at=accepted_at,
             sources=sources,
@@ -192,6 +197,7 @@ class Statistics:
             "steps": self.steps,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "forced": self.forced,
             **{name: None if value != value else round(value, 4) for name, value in ratios.items()},
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth],
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
@@ -217,6 +223,7 @@ def summed(parts: Sequence[Statistics]) -> Statistics:
         total.steps += part.steps
         total.drafted += part.drafted
         total.accepted += part.accepted
+        total.forced += part.forced
         total.fallback = total.fallback or part.fallback
         total.idle = part.idle or total.idle
         total.in_force = total.in_force or part.in_force

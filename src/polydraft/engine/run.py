@@ -143,7 +143,7 @@ class Observer:
         own = [(piece, method.verifier) for method, piece in taken.drafts if method is one.method]
         told = {row: len(gained.tokens) for row, gained in block.rows.items() if row not in taken.last}
         laws = [law.in_force for law in taken.laws]
-        return lessons_of(own, taken.step.probs, block.verdict, told, laws)
+        return lessons_of(own, taken.step.probs, taken.step.verdict, told, laws)
 
 
 @dataclass(frozen=True, eq=False)

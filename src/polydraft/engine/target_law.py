@@ -253,8 +253,7 @@ class JointCriteria:
             ends = self._ends(written + place, going, place, scores)
             for row, one in going.items():
                 if ends[row] and not (one.finish == "eos" and place + 1 == len(one.tokens)):
-                    tokens = one.tokens[: place + 1]
-                    cut[row] = replace(one, tokens=tokens, accepted=min(one.accepted, place + 1), finish="stop")
+                    cut[row] = replace(one.first(place + 1), offered=one.offered, kept=one.kept, finish="stop")
             place += 1
         return cut
 

@@ -130,6 +130,8 @@ class CompiledModel(HuggingFaceModel):
             compiled shapes of a model apart.
     """
 
+    of_one_shape = True
+
     def __init__(self, model: object, widths: tuple[int, ...] = (), backend: str = INDUCTOR) -> None:
         super().__init__(model)
         if not self.facts.branches:

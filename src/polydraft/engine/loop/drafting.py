@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.catalogue import blamed
-from polydraft.drafters import Drafter, DraftRequest, is_sound
-from polydraft.engine.emission import Clock
-from polydraft.engine.loop.batch import FREE, Batch, Part
+from polydraft.drafters import Drafter, DraftRequest, drafts_name, is_sound
+from polydraft.engine.emission import Clock, Emission
+from polydraft.engine.loop.batch import FREE, Batch, Method, Part
 from polydraft.engine.loop.checking import checked
 from polydraft.engine.target_law import shortened
 from polydraft.errors import InvalidDraft
-from polydraft.probs import Noise, sent
+from polydraft.probs import Noise, sent, to_probs
 from polydraft.reading import Step, Text
 from polydraft.trees import (
     MENDABLE,
@@ -222,14 +222,20 @@ def with_unknown(draft: Draft, target_probs: Float[Tensor, "b n V"]) -> Float[Te
 def beside(pieces: Sequence[Piece], tree: TokenTree, vocab_size: int) -> Draft | None:
     """Return what is to be scored beside the trees of all pieces, or instead of the first layers; None for nothing.
 
-    The first layers' work is used if one piece of all rows, in their order, brings it.
+    The first layers' work is used if one piece of all rows, in their order, brings it, and there are no other nodes.
     """
     only = pieces[0].draft
-    resume = only.resume if pieces[0].rows == tuple(range(len(tree.tokens))) else None
+    whole = pieces[0].rows == tuple(range(len(tree.tokens))) and only.tree.tokens.shape == tree.tokens.shape
+    resume = only.resume if whole else None
     riders, embeddings = stacked_riders(pieces, tree.tokens.shape[1], vocab_size)
     if riders is None and resume is None:
         return None
     return replace(only, riders=riders, embeddings=embeddings, resume=resume)
+
+
+def riders_of(pieces: Sequence[Piece]) -> int:
+    """Return the most riders that are scored beside a row's tree."""
+    return max(0 if one.draft.riders is None else one.draft.riders.tokens.shape[1] for one in pieces)
 
 
 def place_of_verifying(probs: Float[Tensor, "b n V"]) -> torch.device:
@@ -298,6 +304,7 @@ class RowVerdict(NamedTuple):
         drafted: how many there were.
         deeper: whether the last one kept had children.
         tokens: those of the path, then the next token, then padding.
+        forced: how many tokens of the path behind the drafts a grammar forced.
     """
 
     usable: bool
@@ -305,6 +312,7 @@ class RowVerdict(NamedTuple):
     drafted: int
     deeper: bool
     tokens: list[int]
+    forced: int = 0
 
 
 def told_of(
@@ -346,3 +354,29 @@ def _before_unusable(tree: TokenTree, verdict: Verdict, usable: Bool[Tensor, "b 
     fine = usable.gather(-1, ends.clamp_min(0)) | (ends < 0)
     above = fine.long().cumprod(dim=-1).sum(dim=-1).tolist()  # nodes of the path, the root among them
     return shortened(verdict, tree, {row: count for row, count in enumerate(above) if count})
+
+
+def emissions(
+    told: Sequence[RowVerdict],
+    drafts: Sequence[tuple[Method, Piece]],
+    batch: Batch,
+    scores: Float[Tensor, "b n V"],
+) -> dict[int, Emission]:
+    """Cut each unfinished row's gain at its end, given what was told of the verdict; say who drafted, by which rule."""
+    for row in batch.going:
+        if not told[row].usable:
+            to_probs(scores[row, 0], batch.laws[row].params)  # which raises, and says why
+    who = {
+        row: (piece.draft.source or drafts_name(method.drafter), method.verifier)
+        for method, piece in drafts
+        for row in piece.rows
+    }
+    gains: dict[int, Emission] = {}
+    for row in sorted(batch.going):
+        _, kept, drafted, deeper, tokens, forced = told[row]
+        past = batch.text.tokens[row, : batch.text.counts[row]]
+        gained = batch.endings[row].cut(past, tokens[: kept + forced + 1], kept, drafted, deeper)
+        source, rule = who[row]
+        source, forced = source if gained.drafted else "", min(forced, len(gained.tokens) - gained.accepted)
+        gains[row] = replace(gained, source=source, verifier=rule.name, lossless=rule.lossless, forced=forced)
+    return gains

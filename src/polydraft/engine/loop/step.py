@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.drafters import Drafter, Session, drafts_name, finished, known_outside, resumed
+from polydraft.drafters import Drafter, Session, finished, known_outside, resumed
 from polydraft.engine.emission import UNTIMED, Block, Clock, Emission
 from polydraft.engine.loop.batch import Batch, Fault, Method, Part, faults_of, in_sight
 from polydraft.engine.loop.drafting import (
@@ -17,6 +18,7 @@ from polydraft.engine.loop.drafting import (
     RowVerdict,
     beside,
     drafted,
+    emissions,
     joint,
     known_tokens,
     lent,
@@ -24,16 +26,18 @@ from polydraft.engine.loop.drafting import (
     proposed,
     reason_of,
     request_of,
+    riders_of,
     told_of,
     told_what_was_kept,
     verdicts,
 )
 from polydraft.engine.loop.faults import NO_LAW, committed_apart, drafted_apart, row_by_row, settled, without_rows
+from polydraft.engine.loop.forced import Forced, followed, forced_behind
 from polydraft.engine.output import Past, check_keys, emitted_rows
 from polydraft.engine.target_law import Ending, TargetLaw, TargetRows, in_step, target_rows
 from polydraft.errors import ContextOverflow
 from polydraft.models import LanguageModel
-from polydraft.probs import Noise, sent, to_probs
+from polydraft.probs import Noise, sent
 from polydraft.reading import Features, KeylessReader, Reader, Scored, Step, Text, reader_of
 from polydraft.trees import MENDABLE, Piece, TokenTree, TreePolicy, Verdict, stacked_tree
 from polydraft.verifiers import TreeVerifier
@@ -78,23 +82,28 @@ def step(batch: Batch, clock: Clock = UNTIMED, *, mends: bool = True) -> tuple[B
     asked = [_asked(part, batch, fresh, clock, mends) for part in batch.parts]
     drafts = [(one.before.method, piece) for found, _ in asked for one in found for piece in one.pieces]
     pieces = [piece for _, piece in drafts]
-    tree = stacked_tree([(piece.rows, known_tokens(piece.draft, vocab)) for piece in pieces])
+    tree, ahead = stacked_tree([(piece.rows, known_tokens(piece.draft, vocab)) for piece in pieces]), None
+    if any(map(attrgetter("processors"), batch.laws)) and (ahead := forced_behind(tree, batch, riders_of(pieces))):
+        tree = ahead.tree
     with clock.charge("target"):
         scored, reader = batch.reader.score(text, tree, beside(pieces, tree, vocab))
-    target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock)
+    target, verdict, told = _verified(batch, drafts, tree, scored, fresh, clock, ahead)
     lost = [row for row in sorted(batch.going) if not told[row].usable] if batch.reader.model.facts.branches else []
     beside_root = tree.tokens.shape[1] > 1 or scored.riders is not None
     if lost and beside_root:  # drafts whose keys are no numbers spoil what does not even see them
         scored = _with_plain_roots(batch, scored, lost)
-        target, again, _ = _verified(batch, drafts, tree, scored, fresh, clock)
+        target, again, _ = _verified(batch, drafts, tree, scored, fresh, clock, ahead)
         others = [row for row in range(len(batch)) if row not in lost]  # whose numbers were drawn before
         both = [(tuple(own), one.of(own)) for own, one in ((lost, again), (others, verdict)) if own]
         verdict, told = told_of(tree, joint(both), target.usable, batch.going)
+        told = told if ahead is None else ahead.told(verdict, told)
     verdict = verdict.on(tree.tokens.device)
-    gains = _emissions(told, drafts, batch, target.scores)
+    gains = emissions(told, drafts, batch, target.scores)
     chosen_by = Block(gains, tree, verdict, scored.logits, target.scores)
     gains, verdict = in_step(batch.endings, chosen_by, text.counts, lambda: emitted_rows(chosen_by, batch.laws))
     taken = Step(text, tree, scored, target.probs, verdict)
+    if ahead is not None:
+        taken = replace(taken, verdict=ahead.own(verdict), whole=verdict)
     extended, over = _extended(text, gains), frozenset(row for row, gained in gains.items() if gained.finish)
     kept = [_kept(found, said, batch, fresh, taken, (extended, over), clock, mends) for found, said in asked]
     after = replace(
@@ -197,18 +206,21 @@ def _verified(
     scored: Scored,
     noise: Noise,
     clock: Clock,
+    ahead: Forced | None,
 ) -> tuple[TargetRows, Verdict, list[RowVerdict]]:
     """Return the target's rows, what is kept of the drafts, and what is told of that; see `told_of`."""
     target = target_rows(batch.laws, scored.logits, tree, batch.text, batch.going)
     with clock.charge("verify"):
         place = place_of_verifying(target.probs)
-        probs, found = sent(target.probs, place), list[tuple[tuple[int, ...], Verdict]]()
+        probs, found, rows = sent(target.probs, place), list[tuple[tuple[int, ...], Verdict]](), list[Tensor]()
         for method, piece in drafts:
             greedy_only = getattr(method.verifier, "greedy_only", False)
-            read = sent(target.softened, place) if greedy_only else probs
-            found += verdicts(method.verifier, piece, batch, read, noise)
+            rows.append(sent(target.softened, place) if greedy_only else probs)
+            found += verdicts(method.verifier, piece, batch, rows[-1], noise)
         verdict = joint(found)
-    return target, *told_of(tree, verdict, target.usable, batch.going)
+        verdict = verdict if ahead is None else followed(ahead, verdict, drafts, rows, batch, noise)
+    verdict, told = told_of(tree, verdict, target.usable, batch.going)
+    return target, verdict, told if ahead is None else ahead.told(verdict, told)
 
 
 def _with_plain_roots(batch: Batch, scored: Scored, lost: Sequence[int]) -> Scored:
@@ -220,32 +232,6 @@ def _with_plain_roots(batch: Batch, scored: Scored, lost: Sequence[int]) -> Scor
         for whole, own in pairs:
             whole[row, 0] = own[0, 0]
     return scored
-
-
-def _emissions(
-    told: Sequence[RowVerdict],
-    drafts: Sequence[tuple[Method, Piece]],
-    batch: Batch,
-    scores: Float[Tensor, "b n V"],
-) -> dict[int, Emission]:
-    """Cut each unfinished row's gain at its end, given what was told of the verdict; say who drafted, by which rule."""
-    for row in batch.going:
-        if not told[row].usable:
-            to_probs(scores[row, 0], batch.laws[row].params)  # which raises, and says why
-    who = {
-        row: (piece.draft.source or drafts_name(method.drafter), method.verifier)
-        for method, piece in drafts
-        for row in piece.rows
-    }
-    gains: dict[int, Emission] = {}
-    for row in sorted(batch.going):
-        _, kept, drafted, deeper, tokens = told[row]
-        past = batch.text.tokens[row, : batch.text.counts[row]]
-        gained = batch.endings[row].cut(past, tokens[: kept + 1], kept, drafted, deeper)
-        source, rule = who[row]
-        source = source if gained.drafted else ""
-        gains[row] = replace(gained, source=source, verifier=rule.name, lossless=rule.lossless)
-    return gains
 
 
 def _extended(text: Text, rows: dict[int, Emission]) -> Text:

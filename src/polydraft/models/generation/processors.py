@@ -208,6 +208,7 @@ class Serial:
     """
 
     keeps_state = False
+    serial = True
 
     def __init__(self, call: Call, name: str) -> None:
         self.call = call

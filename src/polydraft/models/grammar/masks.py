@@ -64,6 +64,32 @@ class RowMask:
         new: np.ndarray = history[:, self.begin :].to("cpu", torch.int64).numpy()
         return [row.tobytes() for row in new]
 
+    def forced(self, path: bytes, most: int) -> list[int]:
+        """Return the tokens that follow a path one after another, each of them the only one that is allowed there.
+
+        The last may be an end of text.
+
+        Args:
+            path: the grammar's tokens so far, as bytes of int64.
+            most: how many are wanted at most.
+        """
+        found = list[int]()
+        while len(found) < most and not (found and found[-1] in self.eos):
+            state = self.walk.state(path + np.array(found, np.int64).tobytes())
+            token = None if state is None or state.free else self._only(state)
+            if token is None:
+                break
+            found.append(token)
+        return found
+
+    def _only(self, state: State) -> int | None:
+        """Return the only token that may come next; None if there are several, or none."""
+        allowed = 8 * len(state.bits) - int.from_bytes(state.bits.tobytes()).bit_count()
+        if not self.says_something(state) or allowed > 1 + len(self.eos):
+            return None
+        tokens = np.flatnonzero(~self._forbidden([state], 8 * len(state.bits))[0])
+        return int(tokens[0]) if len(tokens) == 1 else None
+
     def says_something(self, state: State) -> bool:
         """Tell whether a state leaves anything: a model without an end of text has none behind a complete text."""
         return state.goes_on or (state.ends and len(self.eos) > 0)
