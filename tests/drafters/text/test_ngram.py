@@ -1,13 +1,16 @@
 """Prompt lookup against a search written the slow and plain way."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from chatml import chat_tokenizer
 from doubles import step_of, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_models import WITHOUT_THOUGHTS
 
 import polydraft
 from polydraft.catalogue import drafter_line
@@ -17,6 +20,7 @@ from polydraft.drafters.text.guess import Bounds
 from polydraft.drafters.text.index import IndexedText
 from polydraft.drafters.text.ngram import continuations
 from polydraft.errors import InvalidParameter
+from polydraft.models import conversation_ids
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import Given
@@ -123,6 +127,23 @@ def test_nothing_beyond_the_target_vocabulary_is_drafted() -> None:
 def test_a_given_chain_of_nothing_is_the_root_alone() -> None:
     text = Text(torch.tensor([[1, 2]]), torch.tensor([2]))
     assert given_chain(text, [np.array([], dtype=np.int64)]).tree.tokens.tolist() == [[2]]
+
+
+def test_calls_and_results_of_a_conversation_are_sources() -> None:
+    """What begins like an earlier call, or like what a tool returned, is drafted as it went on there."""
+    tokenizer = chat_tokenizer(WITHOUT_THOUGHTS)
+    function = {"name": "find_orders", "arguments": {"customer": "C-2048", "state": "open"}}
+    result = '{"order": "A-7001-19", "items": 2}'
+    messages = [
+        {"role": "user", "content": "Which orders are open?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": result},
+    ]
+    told = conversation_ids(tokenizer, messages)
+    for again in (json.dumps(function["arguments"]), result):
+        tokens = tokenizer(again)["input_ids"][1:-1]
+        assert f" {' '.join(map(str, tokens))} " in f" {' '.join(map(str, told))} "
+        assert found([*told, *tokens[:4]], most=len(tokens) - 4) == tokens[4:]
 
 
 def guessed(text: list[int], matches: int, bounds: Bounds) -> list[tuple[tuple[int, ...], float]]:

@@ -45,6 +45,15 @@ function button(text, action) {
 
 // Turns
 
+/** JSON with a line for each of its parts; what is none, such as the beginning of a call, as it is. */
+function indented(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
 /** A card of one answer: who, the text, and below it the numbers and what can be done. */
 class Answer {
   constructor(run, before) {
@@ -64,6 +73,7 @@ class Answer {
     }
     this.card.append(box, this.foot);
     this.box = box;
+    this.called = [];
     this.painter = new Painter(box, palette);
     box.addEventListener("click", ({ target }) => {
       if (target.dataset.step && getSelection().isCollapsed) figures.show(run, Number(target.dataset.step));
@@ -73,20 +83,28 @@ class Answer {
     if (many) chosen(run.all[0].chosen ?? run);
   }
 
-  /** Reasoning, folded, before the text; calls behind it. */
+  /** Reasoning before the text and calls behind it, all folded; a call's line says what is called with what. */
   #showBeside() {
     const { reasoning, calls } = this.run;
-    if (reasoning && !this.thoughts) {
-      const folded = element("details", "in-words");
-      this.thoughts = element("pre");
-      folded.append(element("summary", "", "Reasoning"), this.thoughts);
-      this.box.before(folded);
+    if (reasoning) {
+      this.thoughts ??= this.#folded(this.box.before.bind(this.box));
+      this.thoughts.head.textContent = "Reasoning";
+      this.thoughts.body.textContent = visible(reasoning);
     }
-    if (reasoning) this.thoughts.textContent = visible(reasoning);
-    if (!calls.length) return;
-    this.called ??= element("pre", "calls");
-    if (!this.called.isConnected) this.box.after(this.called);
-    this.called.textContent = calls.map(({ name, text }) => `${visible(name)} ${visible(text)}`).join("\n");
+    calls.forEach(({ name, text }, place) => {
+      const shown = this.called[place] ??= this.#folded(this.foot.before.bind(this.foot));
+      shown.head.textContent = `Calls ${visible(name)} ${visible(text)}`;
+      shown.body.textContent = visible(indented(text));
+    });
+    this.box.hidden = this.run.done && !this.box.textContent && Boolean(reasoning || calls.length);
+  }
+
+  #folded(put) {
+    const folded = element("details", "in-words");
+    const [head, body] = [element("summary"), element("pre")];
+    folded.append(head, body);
+    put(folded);
+    return { head, body };
   }
 
   flush() {

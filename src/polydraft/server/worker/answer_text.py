@@ -23,6 +23,8 @@ CUT = ("length", "context")
 """Why a text ends that the model had not ended."""
 TARGET = "target"
 """Where tokens come from that nobody drafted."""
+GRAMMAR = "grammar"
+"""Where tokens come from that a grammar forces."""
 SCORED = 256
 """Rows of log-probabilities that are in double precision at a time."""
 
@@ -73,7 +75,7 @@ class AnswerText:
         accepted = min(gain.accepted, count)
         if self._followed is not None:
             self._followed = self._followed.on(gain.tokens[:count])
-        shown = replace(gain, tokens=gain.tokens[:count], accepted=accepted)
+        shown = replace(gain, tokens=gain.tokens[:count], accepted=accepted, forced=min(gain.forced, count - accepted))
         self._steps, self._count = self._steps + 1, self._count + count
         told: dict[str, Any] = {
             "text": "".join(pieces),
@@ -82,7 +84,7 @@ class AnswerText:
             "accepted": accepted,
             "offered": gain.offered,
             "kept": gain.kept,
-            "depth": int((block.tree.depth[row] * block.tree.valid[row]).max()) if gain.drafted else 0,
+            "depth": _deepest(block, row, gain.drafted) if gain.drafted else 0,
             "predicted": self._followed.accepted if self._followed else 0,
             "source": gain.source,
             "finish": finish,
@@ -130,9 +132,10 @@ class AnswerText:
 
     def _traced(self, gain: Emission, block: Block, row: int, pieces: Sequence[str]) -> dict[str, Any]:
         elapsed, all_steps = clock() - self.begun, self._statistics
+        origins = [gain.source or TARGET] * gain.accepted + [GRAMMAR] * gain.forced + [TARGET]
         tokens = [
-            {"id": token, "text": text, "origin": (gain.source or TARGET) if place < gain.accepted else TARGET}
-            for place, (token, text) in enumerate(zip(gain.tokens, pieces, strict=True))
+            {"id": token, "text": text, "origin": origin}
+            for token, text, origin in zip(gain.tokens, pieces, origins, strict=False)
         ]
         return {
             "step": all_steps.steps,
@@ -146,6 +149,12 @@ class AnswerText:
             "accepted": all_steps.accepted,
             "acceptance_by_depth": [round(rate, 4) for rate in all_steps.acceptance_by_depth],
         }
+
+
+def _deepest(block: Block, row: int, drafted: int) -> int:
+    """Return the depth of a row's deepest draft; what a grammar forces has its nodes behind those of the drafts."""
+    valid = block.tree.valid[row]
+    return int((block.tree.depth[row] * (valid & (valid.cumsum(0) <= 1 + drafted))).max())
 
 
 def _tree(served: LoadedModels, block: Block, row: int) -> dict[str, Any]:
