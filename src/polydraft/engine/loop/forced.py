@@ -16,7 +16,7 @@ follows from the text and the drafts above it, and adds no sibling to any draft.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,9 +50,9 @@ class Forced:
     def own(self, verdict: Verdict) -> Verdict:
         """Return what was kept of the drafts alone: the path as far as it goes through them."""
         path = verdict.path.where(verdict.path < self.first, -1)
-        length = (path >= 0).sum(dim=-1)
-        behind = verdict.path.gather(1, length.clamp_max(path.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
-        tokens = self.tree.tokens.to(path.device).gather(1, behind.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        length, more = (path >= 0).sum(dim=-1), torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
+        behind = more.gather(1, length.unsqueeze(-1)).clamp_min(0)
+        tokens = self.tree.tokens.to(path.device).gather(1, behind).squeeze(-1)
         return Verdict(path, length, tokens.where(verdict.length > length, verdict.next_token))
 
     def told(self, verdict: Verdict, told: Sequence[RowVerdict]) -> list[RowVerdict]:
@@ -186,11 +186,9 @@ def followed(
 
 def _certain(tree: TokenTree, probs: Float[Tensor, "b n V"], row: int, stretch: tuple[int, ...]) -> list[int]:
     """Return the nodes of a stretch up to the first whose successor the target does not hold for certain."""
-    follows = tree.tokens[row, list(stretch[1:])].to(probs.device)
-    chances = cast(list[float], probs[row, list(stretch[:-1]), follows].tolist())
     found = [stretch[0]]
-    for (_, node), chance in zip(pairwise(stretch), chances, strict=True):
-        if chance < 1:
+    for above, node in pairwise(stretch):
+        if probs[row, above, tree.tokens[row, node]] < 1:
             break
         found.append(node)
     return found
