@@ -1,0 +1,153 @@
+"""Texts that a draft learns from while it serves, within so many bytes: half of them the newest, half from all time.
+
+A text that leaves the newest half is offered to a sample of all texts that have left it, in which each of them stands
+with the same chance (reservoir sampling, Vitter 1985, algorithm R). One text in eight, by a hash of its prompt, is kept
+apart for ever to choose by: it is never learnt from, however often it comes.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+HELD_OUT = 8
+"""One text in so many is kept to choose by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A finished text of the target with the states that its rows follow from.
+
+    Args:
+        ids: prompt and text.
+        given: how many tokens are the prompt's.
+        heat: the temperature that it was written at.
+        final: the target's last hidden state at every token, in bfloat16.
+        number: how many lessons came before it.
+    """
+
+    ids: tuple[int, ...]
+    given: int
+    heat: float
+    final: Tensor
+    number: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+        return 8 * len(self.ids) + self.final.numel() * self.final.element_size()
+
+    @property
+    def written(self) -> int:
+        """How many tokens the target wrote."""
+        return len(self.ids) - self.given
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it is for choosing, as all texts behind its prompt are."""
+        told = blake2b(repr(self.ids[: self.given]).encode(), digest_size=8).digest()
+        return int.from_bytes(told, "little") % HELD_OUT == 0
+
+
+@dataclass(eq=False)
+class LessonRing:
+    """Lessons within so many bytes.
+
+    Args:
+        most_bytes: of all of them together.
+        random: which of the old ones stay.
+    """
+
+    most_bytes: int
+    random: random.Random
+    newest: deque[Lesson] = field(default_factory=deque[Lesson])
+    sample: list[Lesson] = field(default_factory=list[Lesson])
+    left: int = 0
+
+    def add(self, lesson: Lesson) -> None:
+        """Take a lesson; one that is larger than a half is not kept."""
+        if lesson.size > self.most_bytes // 2:
+            return
+        self.newest.append(lesson)
+        while _size(self.newest) > self.most_bytes // 2:
+            self._offer(self.newest.popleft())
+
+    def _offer(self, lesson: Lesson) -> None:
+        """Let a lesson that is no longer new stand in the sample, or not."""
+        self.left += 1
+        if _size(self.sample) + lesson.size <= self.most_bytes // 2:
+            self.sample.append(lesson)
+            return
+        place = self.random.randrange(self.left)
+        if place < len(self.sample):
+            self.sample[place] = lesson
+            while _size(self.sample) > self.most_bytes // 2:
+                self.sample.pop(self.random.randrange(len(self.sample)))
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """All that are kept."""
+        return [*self.sample, *self.newest]
+
+    @property
+    def size(self) -> int:
+        """Their bytes."""
+        return _size(self.newest) + _size(self.sample)
+
+    def some(self, count: int) -> list[Lesson]:
+        """Return so many lessons, drawn by chance."""
+        every = self.lessons
+        return self.random.sample(every, min(count, len(every)))
+
+
+class LessonBuffer:
+    """The lessons to learn from, and those to choose by.
+
+    Args:
+        most_bytes: of all of them together; those to choose by have one part in eight.
+        seed: of what is drawn.
+    """
+
+    def __init__(self, most_bytes: int, seed: int = 0) -> None:
+        chance, held = random.Random(seed), most_bytes // HELD_OUT
+        self.learnt, self.held_out = LessonRing(most_bytes - held, chance), LessonRing(held, chance)
+        self.count = 0
+
+    def add(self, lesson: Lesson) -> None:
+        """Take a lesson."""
+        self.count += 1
+        (self.held_out if lesson.is_held_out else self.learnt).add(lesson)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all lessons."""
+        return self.learnt.size + self.held_out.size
+
+    def digest(self) -> str:
+        """Return a digest of all that is kept, in its order."""
+        found = blake2b(digest_size=16)
+        for one in (*self.learnt.lessons, *self.held_out.lessons):
+            found.update(repr((one.ids, one.given, one.heat)).encode())
+        return found.hexdigest()
+
+
+def _size(lessons: Sequence[Lesson] | deque[Lesson]) -> int:
+    return sum(one.size for one in lessons)
+
+
+def batched(lessons: Sequence[Lesson]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return lessons as a batch of rows, padded behind their ends, and their temperatures."""
+    longest = max(len(one.ids) for one in lessons)
+    ids = torch.zeros(len(lessons), longest, dtype=torch.int64)
+    valid = torch.zeros(len(lessons), longest, dtype=torch.uint8)
+    final = torch.zeros(len(lessons), longest, lessons[0].final.shape[-1])
+    for row, one in enumerate(lessons):
+        ids[row, : len(one.ids)] = torch.tensor(one.ids)
+        valid[row, one.given : len(one.ids)] = 1
+        final[row, : len(one.ids)] = one.final.float()
+    rows = {"ids": ids, "valid": valid, "features": final[..., :0], "final": final, "lse": final.sum(-1) * 0}
+    return rows, torch.tensor([one.heat for one in lessons])

@@ -1,0 +1,290 @@
+"""A draft model that learns from what its target has just written, and whose versions pass a gate before they are used.
+
+Texts are the target's own whatever the draft was, so that the losses and the expected calls of `draft_training` hold on
+them without weights. What learns is a copy: the weights that serve are versions in a folder, each of which stays as it
+is. Every so many steps there is a look: the weights in use are compared with their parent, to which the pointer goes
+back if they cost calls on texts that came since, and the new ones with those in use.
+
+Source: Online Speculative Decoding (arXiv 2310.07177), which steps in place and takes whatever comes of it; versions,
+held-out replay and the gate are this package's.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polydraft.models.checkpoints.weight_versions import (
+    VersionFolder,
+    Weights,
+    WeightVersion,
+    put_weights,
+    weights_digest,
+    weights_of,
+)
+from polydraft.training.alignment.draft_training import CHAIN, DraftTraining, draft_loss
+from polydraft.training.alignment.lesson_buffer import Lesson, LessonBuffer, batched
+from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
+from polydraft.training.alignment.version_gate import Saving
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
+
+SLOWER = 1.05
+"""A pass of new weights may take so many times as long as one of those in use."""
+TIMED = 5
+"""Passes of either, of which the fastest counts."""
+LATE_TEXTS = 50
+"""So many held-out texts must have come since a swap before it is rolled back."""
+SWAPPED, KEPT, ROLLED_BACK, FORGOTTEN, UNWRITTEN = "swapped", "kept", "rolled back", "forgotten", "unwritten"
+
+
+@dataclass(frozen=True)
+class LearningPlan:
+    """How a draft learns while it serves.
+
+    Args:
+        loss: what it learns by, a word of `DRAFT_LOSSES`.
+        rate: AdamW's rate, which stays.
+        texts: lessons of a step.
+        steps: between two looks.
+        least: lessons before the first step.
+        held_texts, held_tokens: what a swap must be judged on at least.
+        most_bytes: of all lessons.
+        seed: of what is drawn.
+    """
+
+    loss: str = "fkl+lk-alpha"
+    rate: float = 3e-4
+    texts: int = 8
+    steps: int = 40
+    least: int = 32
+    held_texts: int = 200
+    held_tokens: int = 20_000
+    most_bytes: int = 256 << 20
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What came of a comparison.
+
+    Args:
+        number: of the look.
+        outcome: one of the words above.
+        version: the version in use behind it; empty for the weights that nothing was learnt for.
+        saving: which share of calls the new weights save; None if that was not asked.
+        reason: why they were not taken, or what could not be done.
+    """
+
+    number: int
+    outcome: str
+    version: str
+    saving: Saving | None = None
+    reason: str = ""
+
+
+class OnlineLearner:
+    """Learns a draft model's weights, and decides which version of them is used.
+
+    Args:
+        network: a copy of the draft model in single precision, whose weights change.
+        ends: the target's.
+        folder: where versions are kept.
+        plan: how it learns.
+        clock: tells seconds.
+
+    Raises:
+        InvalidParameter: the loss is none.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        ends: TargetEnds,
+        folder: VersionFolder,
+        plan: LearningPlan,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        network.requires_grad_(True).eval()
+        self.training = DraftTraining(network, ends, draft_loss(plan.loss))
+        self.folder, self.plan, self.clock = folder, plan, clock
+        self.base = weights_of(network)
+        self.shipped = WeightVersion(0, weights_digest(self.base), {})
+        self.buffer = LessonBuffer(plan.most_bytes, plan.seed)
+        self.taken = self.steps = 0
+        self.parent: WeightVersion | None = None
+        self.since = 0
+        self.used = self._begin()
+
+    def _begin(self) -> WeightVersion:
+        """Go on from the newest whole version that the pointer allows, and return it."""
+        own = self.folder.in_use()
+        self.mark = own.forgotten
+        named = [one for one in self.folder.versions() if one.name == own.version]
+        for one in (*named, *self.folder.versions()) if own.version else ():
+            try:
+                self._learn_from(self.folder.read(one))
+            except Exception:  # noqa: BLE001  whatever is wrong with it, there is an older one
+                continue
+            return one
+        self._learn_from(self.base)
+        return self.shipped
+
+    def _learn_from(self, weights: Weights) -> None:
+        put_weights(self.training.network, weights)
+        self.optimizer = torch.optim.AdamW(
+            self.training.parameters(), self.plan.rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    def hear(self, lesson: Lesson) -> None:
+        """Take a finished text."""
+        if lesson.written > 0 and lesson.given > 0:
+            self.buffer.add(replace(lesson, number=self.buffer.count))
+
+    @property
+    def learns(self) -> bool:
+        """Whether a step can be taken: there are lessons, and nobody has fixed the version."""
+        return len(self.buffer.learnt.lessons) >= self.plan.least and not self.folder.in_use().pinned
+
+    @property
+    def looks(self) -> bool:
+        """Whether a look is due: that depends on how many texts and steps there were, and not on what was written."""
+        return self.taken >= self.plan.steps and len(self.buffer.held_out.lessons) >= self.plan.held_texts
+
+    def digest(self) -> str:
+        """Return a digest of all that it knows: its lessons, and its weights."""
+        return f"{self.buffer.digest()}{weights_digest(weights_of(self.training.network))}"
+
+    def step(self) -> float:
+        """Take a step; return its loss."""
+        rows, heats = batched(self.buffer.learnt.some(self.plan.texts))
+        loss = self.training(**rows, heat=heats)["loss"]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.training.parameters(), 1.0)
+        self.optimizer.step()
+        self.taken, self.steps = self.taken + 1, self.steps + 1
+        return float(loss)
+
+    def look(self) -> Look:
+        """Compare, and let another version be used if that is better; the number goes into the keys of texts."""
+        self.taken = 0
+        own = self.folder.in_use()
+        if own.forgotten != self.mark:
+            return self.forget()
+        number = own.look + 1
+        try:
+            back = self._rolled_back(number)
+            found = back or self._gated(number)
+            if found.outcome not in (SWAPPED, FORGOTTEN) and not self.folder.use(found.version, number, self.mark):
+                return self.forget()
+            return found
+        except OSError as error:
+            return Look(own.look, UNWRITTEN, self._name(self.used), reason=str(error))
+
+    def forget(self) -> Look:
+        """Drop all lessons, and begin again with the weights that nothing was learnt for."""
+        self.buffer = LessonBuffer(self.plan.most_bytes, self.plan.seed)
+        self.taken, self.parent = 0, None
+        self.used = self._begin()
+        return Look(self.folder.in_use().look, FORGOTTEN, self._name(self.used))
+
+    def _rolled_back(self, number: int) -> Look | None:
+        """Go back to the parent if the version in use costs more on what came since; None if it does not."""
+        late = [one for one in self.buffer.held_out.lessons if one.number >= self.since]
+        if self.parent is None or len(late) < LATE_TEXTS:
+            return None
+        before = self._weights(self.parent)
+        found = self._saving(before, self._weights(self.used), late)
+        if not found.is_worse(number):
+            return None
+        self._learn_from(before)
+        self.used, self.parent = self.parent, None
+        return Look(number, ROLLED_BACK, self._name(self.used), found)
+
+    def _gated(self, number: int) -> Look:
+        """Take the new weights if they are better on all held-out texts."""
+        new, old = weights_of(self.training.network), self._weights(self.used)
+        if not all(bool(one.isfinite().all()) for one in new.values()):
+            self._learn_from(old)
+            return Look(number, KEPT, self._name(self.used), reason="the new weights are no numbers")
+        held = self.buffer.held_out.lessons
+        found = self._saving(old, new, held)
+        if found.is_worse(number):
+            self._learn_from(old)
+            return Look(number, KEPT, self._name(self.used), found, "the new weights are worse, and were dropped")
+        if not found.is_better(number):
+            return Look(number, KEPT, self._name(self.used), found, "they are not better yet, as far as can be said")
+        if found.texts < self.plan.held_texts or found.tokens < self.plan.held_tokens:
+            return Look(number, KEPT, self._name(self.used), found, "there is too little text to judge by")
+        if self._is_slower(old, new):
+            return Look(number, KEPT, self._name(self.used), found, "a pass of the new weights takes longer")
+        return self._swapped(number, new, found)
+
+    def _swapped(self, number: int, new: Weights, found: Saving) -> Look:
+        facts = {
+            "parent": self._name(self.used),
+            "look": number,
+            "saving": round(found.share, 5),
+            "error": round(found.error, 5),
+            "held_out_texts": found.texts,
+            "held_out_tokens": found.tokens,
+            "lessons": self.buffer.count,
+            "steps": self.steps,
+        }
+        version = self.folder.add(new, facts)
+        if not self.folder.use(version.name, number, self.mark):
+            return self.forget()
+        self.parent, self.used, self.since = self.used, version, self.buffer.count
+        self.folder.prune()
+        return Look(number, SWAPPED, version.name, found)
+
+    def _name(self, version: WeightVersion) -> str:
+        return version.name if version.number else ""
+
+    def _weights(self, version: WeightVersion) -> Weights:
+        return self.folder.read(version) if version.number else self.base
+
+    def _saving(self, before: Weights, after: Weights, lessons: Sequence[Lesson]) -> Saving:
+        calls = [self._calls(one, lessons) for one in (before, after)]
+        return Saving.of(*calls, tokens=sum(one.written for one in lessons))
+
+    def _calls(self, weights: Weights, lessons: Sequence[Lesson]) -> Float[Tensor, " n"]:
+        """Return the expected target calls of each text under some weights; what learns stays as it is."""
+        own, found = weights_of(self.training.network), torch.zeros(len(lessons), dtype=torch.float64)
+        put_weights(self.training.network, weights)
+        try:
+            for heat in sorted({one.heat for one in lessons}):
+                places = [place for place, one in enumerate(lessons) if one.heat == heat]
+                for first in range(0, len(places), self.plan.texts):
+                    some = places[first : first + self.plan.texts]
+                    rows, _ = batched([lessons[place] for place in some])
+                    chains = self.training.chains(HeadBatch(**rows), heat, CHAIN)
+                    found[some] = expected_calls(kept_as_block(chains.ratio), chains.written)
+        finally:
+            _put_back(self.training.network, own)
+        return found
+
+    @torch.no_grad()
+    def _is_slower(self, before: Weights, after: Weights) -> bool:
+        """Tell whether a pass takes longer, as one of numbers that are too small for the machine's usual arithmetic."""
+        own, best = weights_of(self.training.network), [float("inf")] * 2
+        ids = torch.zeros(4, 64, dtype=torch.int64)
+        for _ in range(TIMED):
+            for place, weights in enumerate((before, after)):
+                put_weights(self.training.network, weights)
+                begun = self.clock()
+                self.training.network(input_ids=ids, use_cache=False)
+                best[place] = min(best[place], self.clock() - begun)
+        _put_back(self.training.network, own)
+        return best[1] > SLOWER * best[0]
+
+
+@torch.no_grad()
+def _put_back(network: PreTrainedModel, weights: Weights) -> None:
+    """Give a model the weights that it had, whatever they are."""
+    for name, one in network.named_parameters():
+        one.copy_(weights[name])
