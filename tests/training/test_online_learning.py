@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models.checkpoints import weight_versions
 from polydraft.models.checkpoints.weight_versions import VersionFolder, put_weights, weights_digest, weights_of
-from polydraft.training.alignment.lesson_buffer import Lesson, LessonBuffer, LessonRing, batched
+from polydraft.training.alignment.lesson_buffer import LessonBuffer, LessonRing, TaughtText, batched
 from polydraft.training.alignment.online_learning import (
     FORGOTTEN,
     KEPT,
@@ -38,7 +38,7 @@ def target() -> PreTrainedModel:
 
 
 @cache
-def lessons(count: int = 640, heat: float = 1.0) -> tuple[Lesson, ...]:
+def lessons(count: int = 640, heat: float = 1.0) -> tuple[TaughtText, ...]:
     """Return texts that the target wrote, each behind a prompt of its own."""
     stream = torch.Generator().manual_seed(1)
     ids = torch.randint(VOCAB, (count, GIVEN), generator=stream)
@@ -47,7 +47,7 @@ def lessons(count: int = 640, heat: float = 1.0) -> tuple[Lesson, ...]:
             law = (target()(ids).logits[:, -1] / heat).softmax(-1)
             ids = torch.cat((ids, torch.multinomial(law, 1, generator=stream)), -1)
         final = target()(ids, output_hidden_states=True).hidden_states[-1].bfloat16()
-    return tuple(Lesson(tuple(one), GIVEN, heat, own) for one, own in zip(ids.tolist(), final, strict=True))
+    return tuple(TaughtText(tuple(one), GIVEN, heat, own) for one, own in zip(ids.tolist(), final, strict=True))
 
 
 def learner(folder: Path, scale: float = 0.12, **changes: object) -> OnlineLearner:
@@ -246,7 +246,7 @@ def test_a_folder_of_other_models_is_refused(tmp_path: Path) -> None:
 def test_lessons_keep_within_their_bytes_and_know_old_ones() -> None:
     ring = LessonRing(40 * lessons()[0].size, random.Random(0))
     for number, one in enumerate(lessons()):
-        ring.add(Lesson(one.ids, one.given, one.heat, one.final, number))
+        ring.add(TaughtText(one.ids, one.given, one.heat, one.final, number))
         assert ring.size <= ring.most_bytes
     assert [one.number for one in ring.newest] == [*range(620, 640)] and len(ring.sample) == 20
     ages = [one.number for one in ring.sample]
@@ -263,7 +263,7 @@ def test_what_is_held_out_is_never_learnt_from_however_often_it_comes() -> None:
 
 
 def test_a_batch_asks_for_what_the_target_wrote_alone() -> None:
-    short = Lesson(lessons()[0].ids[:9], GIVEN, 0.5, lessons()[0].final[:9])
+    short = TaughtText(lessons()[0].ids[:9], GIVEN, 0.5, lessons()[0].final[:9])
     rows, heats = batched([lessons()[1], short])
     assert rows["valid"].sum(-1).tolist() == [WRITTEN, 9 - GIVEN] and heats.tolist() == [1.0, 0.5]
     assert not rows["valid"][:, :GIVEN].any() and rows["final"][1, 9:].abs().sum() == 0

@@ -30,6 +30,9 @@ from polydraft.options.commands.bench_options import (
 from polydraft.options.commands.generate_options import ChatOptions, GenerateOptions
 from polydraft.options.commands.making_options import (
     FetchOptions,
+    LearnForgetOptions,
+    LearnPinOptions,
+    LearnShowOptions,
     StoreBuildOptions,
     StoreShowOptions,
     TrainAdapterOptions,
@@ -61,12 +64,16 @@ store_app = typer.Typer(
     help="Stores of texts, for drafters that look up what followed (docs/drafting_without_training.md).",
     no_args_is_help=True,
 )
+learn_app = typer.Typer(
+    help="What the draft of a server learnt from its texts (docs/learning.md).", no_args_is_help=True
+)
 bench_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
 tune_app = typer.Typer(subcommand_metavar="[SUBJECT] [ARGS]...")
 app.add_typer(bench_app, name="bench")
 app.add_typer(tune_app, name="tune")
 app.add_typer(train_app, name="train")
 app.add_typer(store_app, name="store")
+app.add_typer(learn_app, name="learn")
 
 
 def main() -> None:
@@ -303,4 +310,25 @@ add(
     StoreShowOptions,
     "polydraft.cli.stores:run_show",
     "Tell what is in a store, and whether its files are whole.",
+)
+add(
+    learn_app,
+    "show",
+    LearnShowOptions,
+    "polydraft.cli.setup.learnt_folder:run_learn_show",
+    "Tell which versions there are, what each saved on held-out text, and which is used.",
+)
+add(
+    learn_app,
+    "forget",
+    LearnForgetOptions,
+    "polydraft.cli.setup.learnt_folder:run_learn_forget",
+    "Drop all versions, and the texts that a running server keeps to learn from.",
+)
+add(
+    learn_app,
+    "pin",
+    LearnPinOptions,
+    "polydraft.cli.setup.learnt_folder:run_learn_pin",
+    "Let a server draft with one version, and learn nothing, until `pin FOLDER newest`.",
 )

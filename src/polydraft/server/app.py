@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -37,7 +38,7 @@ from polydraft.server.wire.bodies import BodyRoute
 from polydraft.server.wire.error_answers import Refused, of_fields, ours
 from polydraft.server.wire.openapi import ASKED, ERRORS, answers, described
 from polydraft.server.wire.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from polydraft.server.worker import Hire, traced
+from polydraft.server.worker import Ask, Hire, traced
 
 
 def build_app(settings: Settings, *, waits: bool = True, hire: Hire | None = None) -> FastAPI:
@@ -49,7 +50,7 @@ def build_app(settings: Settings, *, waits: bool = True, hire: Hire | None = Non
             the model (503) until then; `app.state.desk.wait()` raises why it cannot be loaded.
         hire: makes its workers, where these are neither processes nor threads of this machine.
     """
-    metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
+    metrics = Metrics(settings.name, vllm=settings.vllm_metrics, learns=settings.learn is not None)
     desk = Desk(settings, metrics, hire)
 
     @asynccontextmanager
@@ -138,14 +139,20 @@ def _add_texts(app: FastAPI) -> None:
         shape = AnswerShape(
             name, model, chat=False, logprobs=body.logprobs is not None, token_ids=body.return_token_ids
         )
-        return await answer(desk, request, body.as_ask(name), body, shape)
+        return await answer(desk, request, _asked(request, body, name), body, shape)
 
     @app.post("/v1/chat/completions", responses=answers(ChatCompletion, ChatCompletionChunk))
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         desk, name = _taken(request, "chatcmpl", body.model)
         shape = AnswerShape(name, model, chat=True, logprobs=body.logprobs, token_ids=body.return_token_ids)
-        return await answer(desk, request, body.as_ask(name), body, shape)
+        return await answer(desk, request, _asked(request, body, name), body, shape)
+
+
+def _asked(request: Request, body: CompletionBody | ChatBody, name: str) -> Ask:
+    """Return what the worker is asked; of a key whose texts are not learnt from, as if the request had said so."""
+    ask = body.as_ask(name)
+    return ask if request.scope["state"]["learns"] else replace(ask, learn=False)
 
 
 async def _spelt(request: Request, kind: str, body: TokenizeBody | DetokenizeBody) -> Mapping[str, Any]:

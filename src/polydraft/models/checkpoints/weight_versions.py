@@ -32,7 +32,7 @@ from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 
 KEPT = 3
 """How many of the newest versions are kept, beside the one in use."""
-FORMAT = 1
+FORMAT, FIRST = 1, 64
 WEIGHTS, FACTS, VERSIONS, HALF = "model.safetensors", "version.json", "versions", ".part-"
 CURRENT, PINNED, ORIGIN, FORGOTTEN = "CURRENT", "PINNED", "origin.json", "forgotten"
 NAME = re.compile(r"(\d{1,9})-([0-9a-f]{8})")
@@ -68,6 +68,16 @@ def weights_digest(weights: Weights) -> str:
         value = weights[name].detach().to("cpu", torch.float32).contiguous()
         found.update(f"{name} {tuple(value.shape)} ".encode())
         found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def rough_digest(network: nn.Module) -> str:
+    """Return a digest of a large model: of all names and shapes, and of the first numbers of every weight."""
+    found = blake2b(digest_size=16)
+    for name, value in sorted(network.state_dict().items()):
+        first = value.detach().flatten()[:FIRST].cpu().float().contiguous()
+        found.update(f"{name} {tuple(value.shape)} ".encode())
+        found.update(first.numpy().tobytes())
     return found.hexdigest()
 
 

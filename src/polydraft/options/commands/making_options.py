@@ -70,6 +70,38 @@ class StoreShowOptions:
     as_json: bool = JSON.usually(False)
 
 
+LEARNT = Option("The folder that `polydraft serve --learn` names.", argument=True, metavar="FOLDER", check=to_look_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnShowOptions:
+    """One call of `polydraft learn show`."""
+
+    folder: Path = LEARNT.needed()
+    as_json: bool = JSON.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnForgetOptions:
+    """One call of `polydraft learn forget`."""
+
+    folder: Path = LEARNT.needed()
+    as_json: bool = JSON.usually(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnPinOptions:
+    """One call of `polydraft learn pin`."""
+
+    folder: Path = LEARNT.needed()
+    version: str = Option(
+        "A version, its number, 0 for the weights before all learning, or newest to learn on.",
+        argument=True,
+        metavar="VERSION",
+    ).needed()
+    as_json: bool = JSON.usually(False)
+
+
 TEXT, TRAINING = "Text", "Training"
 
 

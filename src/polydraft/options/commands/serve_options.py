@@ -25,13 +25,16 @@ from polydraft.options.commands.option_groups import (
     check_ray,
     replica_range,
 )
-from polydraft.options.option import check, count, option
+from polydraft.options.option import LARGEST_COUNT, check, count, option
+from polydraft.options.value_checks import folder_to_write
 
-NETWORK, LIMITS = "Address", "Limits"
+NETWORK, LIMITS, LEARNING = "Address", "Limits", "Learning"
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
 LEVELS = (NONE, SUMMARY, DETAILED)
 """How much is told of a request's drafts: nothing, counts, or counts and every step."""
 PLANS = ("auto", "goodput")
+USUAL_BYTES = 256 << 20
+"""Of the texts that are kept to learn from."""
 
 
 def _port(number: int) -> int:
@@ -40,13 +43,22 @@ def _port(number: int) -> int:
     return number
 
 
+def folder_of_versions(path: str) -> str:
+    """Return the place of a folder to fill, as text.
+
+    Raises:
+        InvalidParameter: no folder can be made there, and why.
+    """
+    return str(folder_to_write(Path(path)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """All that determines a server; `apart` tells whether its model has a process of its own, made again if it dies.
 
     Raises:
-        InvalidParameter: a number is too small, a word none of those there are, a draft without a target, or an API key
-            that is empty or not of ASCII characters.
+        InvalidParameter: a number is too small, a word none of those there are, a draft without a target, an API key
+            that is empty or not of ASCII characters, or options that do not go together.
     """
 
     target: str | None = TARGET.usually(None)
@@ -145,6 +157,28 @@ class Settings:
     )
     deadline: float = option(600.0, "Seconds that a request may take.", LIMITS, least=0.001)
     grace: float = option(30.0, "Seconds for running requests when told to stop.", LIMITS, least=0)
+    learn: str | None = option(
+        None,
+        "Let the draft model learn from finished texts, into this folder (docs/learning.md). Default: nothing is "
+        "learnt.",
+        LEARNING,
+        metavar="FOLDER",
+        check=folder_of_versions,
+    )
+    learn_bytes: int = option(
+        USUAL_BYTES,
+        "Bytes of the texts that are kept in memory to learn from and to choose by.",
+        LEARNING,
+        least=1 << 20,
+        largest=LARGEST_COUNT,
+    )
+    unlearnt_keys: tuple[str, ...] = option(
+        (),
+        "Key among those of --api-key whose texts are not learnt from; may be repeated.",
+        LEARNING,
+        flag="--unlearnt-key",
+        metavar="KEY",
+    )
     prompts_logged: bool = option(False, "Write prompts and texts to the log.", OUTPUT, flag="--log-prompts")
     vllm_metrics: bool = option(False, "Tell metrics under vllm: too.", OUTPUT)
     draft_metrics: str = option(
@@ -166,6 +200,7 @@ class Settings:
         check_ray(ray=self.ray, address=self.address, replicas=self.replicas)
         if self.ray:
             self._check_places()
+        self._check_learning()
 
     def _check_places(self) -> None:
         """Check that nothing is said of where models are that a Ray cluster decides."""
@@ -176,6 +211,26 @@ class Settings:
         for name, device in {"--device": self.device, "--draft-device": self.draft_device}.items():
             if device and ":" in device:
                 raise InvalidParameter(f"With --ray the cluster chooses the GPU, not {name} {device}: write cuda.")
+
+    def _check_learning(self) -> None:
+        if self.learn is None:
+            if self.unlearnt_keys or self.learn_bytes != USUAL_BYTES:
+                name = "--unlearnt-key" if self.unlearnt_keys else "--learn-bytes"
+                raise InvalidParameter(
+                    f"{name} is for a server that learns: name a folder by --learn, or leave it out."
+                )
+            return
+        if self.plan is not None:
+            raise InvalidParameter(
+                f"--plan {self.plan} knows what one draft's weights bring, and --learn changes them: leave one of them "
+                "out."
+            )
+        if self.ray:
+            raise InvalidParameter("--learn keeps versions on one machine: leave --ray or --learn out.")
+        if self.parallel is not None:
+            raise InvalidParameter("--learn is for a target in one process: leave --parallel or --learn out.")
+        if any(key not in self.keys for key in self.unlearnt_keys):
+            raise InvalidParameter("--unlearnt-key must be one of the keys of --api-key.")
 
     @cached_property
     def name(self) -> str:

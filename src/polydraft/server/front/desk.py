@@ -12,13 +12,15 @@ from typing import Any
 
 from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
+from polydraft.server.front.learners import Learner
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
 from polydraft.server.front.slots import WorkerSlot, chosen
 from polydraft.server.front.tickets import SOON, Attempt, Ticket
 from polydraft.server.wire.error_answers import Refused
-from polydraft.server.worker import WARNED, Ask, Event, Hire, Spell, new_worker
+from polydraft.server.worker import WARNED, Ask, Event, Hire, Spell, Unlearning, new_worker
 from polydraft.server.worker.asks import OVER
+from polydraft.server.worker.teaching import LESSON
 
 MOST_PAUSE = 30.0
 ENDING = 5.0
@@ -52,6 +54,7 @@ class Desk:
         self._idle = asyncio.Event()
         self._idle.set()
         self._restarts: set[asyncio.Task[None]] = set()
+        self.learner = None if settings.learn is None else Learner(settings, metrics, self._unlearn)
 
     @property
     def outstanding(self) -> int:
@@ -120,7 +123,7 @@ class Desk:
         self.stopping = self._closed = True
         for task in self._restarts:
             task.cancel()
-        ending: list[Any] = []
+        ending: list[Any] = [] if self.learner is None else [asyncio.to_thread(self.learner.end, ENDING)]
         for slot in self.slots:
             worker, slot.worker = slot.worker, None
             if worker is not None:
@@ -270,6 +273,14 @@ class Desk:
         if event.kind == WARNED:
             log("warning", level=logging.WARNING, message=event.said["message"])
             return
+        if event.kind == LESSON:
+            if self.learner is not None:
+                self.learner.hear(event.said)
+            return
+        if event.kind == "ready" and self.learner is not None:
+            self.learner.start()
+            if self.learner.off and slot.worker is not None:
+                slot.worker.tell(Unlearning())
         if event.kind == "closing":
             slot.closed = True
         if event.kind in ("ready", "broken"):
@@ -283,6 +294,11 @@ class Desk:
                 slot.broken = "" if self.stopping else "The model's process ended while it was loading the model."
                 self._settled(slot)
         self._soon(self._heard, slot, event)
+
+    def _unlearn(self) -> None:
+        """Let workers make no more lessons, since nobody learns from them."""
+        for worker in [slot.worker for slot in self.slots if slot.worker is not None]:
+            worker.tell(Unlearning())
 
     def _heard(self, slot: WorkerSlot, event: Event) -> None:
         if event.kind == "gone":
@@ -326,6 +342,8 @@ class Desk:
     def _count(self) -> None:
         held = [tokens for ticket in self.tickets.values() for tokens in ticket.held.values()]
         self.metrics.put("num_requests_running", len(held))
+        if self.learner is not None:
+            self.learner.note(busy=bool(held))
         self.metrics.put("num_requests_waiting", self.outstanding - len(held))
         slots = self.settings.batch_size * len(self.slots) * int(self.told.get("context") or 1)
         self.metrics.put("kv_cache_usage_perc", sum(held) / slots)

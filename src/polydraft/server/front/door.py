@@ -52,7 +52,7 @@ class RequestGate:
 
         try:
             self._check_host(headers)
-            self._check_key(_route(scope), headers)
+            scope["state"]["learns"] = self._check_key(_route(scope), headers)
             if not self.desk.told and _route(scope).startswith(OF_THE_MODEL):
                 self.desk.check_open()
             body = await self._body(scope, receive, headers) if scope["method"] in ("POST", "PUT", "PATCH") else None
@@ -75,15 +75,20 @@ class RequestGate:
         if allowed and name not in ("localhost", *map(str.lower, allowed)) and not is_address(name.strip("[]")):
             raise Refused(400, "This server is not called by this name; its operator can allow it.", None, "wrong_host")
 
-    def _check_key(self, path: str, headers: Headers) -> None:
-        """Check the key; all keys are looked at, in a time that does not depend on what was sent."""
-        keys = self.desk.settings.keys
+    def _check_key(self, path: str, headers: Headers) -> bool:
+        """Check the key; all keys are looked at, in a time that does not depend on what was sent.
+
+        Returns:
+            whether the key's texts may be learnt from.
+        """
+        keys, others = self.desk.settings.keys, self.desk.settings.unlearnt_keys
         if not keys or not path.startswith(GUARDED):
-            return
+            return True
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode("utf-8", "replace") if kind.lower() == "bearer" else b""
         if not any([hmac.compare_digest(given, one.encode()) for one in keys]):
             raise Refused(401, "Send a valid API key, as Authorization: Bearer KEY.", None, "invalid_api_key")
+        return not any([hmac.compare_digest(given, one.encode()) for one in others])
 
     async def _body(self, scope: Scope, receive: Receive, headers: Headers) -> bytes:
         """Read the body, unless it is encoded, is too long, or takes too long."""

@@ -43,6 +43,21 @@ GAUGES = {
     "num_requests_waiting": "Texts that wait.",
     "kv_cache_usage_perc": "Share (0 to 1) of the key slots for texts that hold tokens of texts in progress.",
 }
+LEARNING_COUNTERS = {
+    "learn_texts": "Finished texts that the learner took.",
+    "learn_steps": "Steps that the learner took.",
+    "learn_seconds": "Seconds that it learnt and compared.",
+    "learn_looks": "Comparisons of weights.",
+    "learn_swaps": "Comparisons after which other weights were used, since they are better.",
+    "learn_roll_backs": "Comparisons after which the weights of before were used again.",
+    "learn_restarts": "Times that the learner was started anew.",
+}
+LEARNING_GAUGES = {
+    "learn_version": "The number of the version in use; 0 before the first swap.",
+    "learn_look": "The number of the last comparison.",
+    "learn_bytes": "Bytes of the texts that are kept to learn from and to choose by.",
+}
+"""Those of a server that learns."""
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("From the request to its first token.", WAITS),
     "inter_token_latency_seconds": ("Between steps that brought a text something, for each token of them.", GAPS),
@@ -87,13 +102,18 @@ class LastMinute:
 
 
 class Metrics:
-    """The metrics of one app, in a registry of its own; with `vllm` they are told under vLLM's names too."""
+    """The metrics of one app, in a registry of its own.
 
-    def __init__(self, model: str, *, vllm: bool = False) -> None:
+    With `vllm` they are told under vLLM's names too; with `learns` there are those of learning.
+    """
+
+    def __init__(self, model: str, *, vllm: bool = False, learns: bool = False) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._named: dict[str, list[Any]] = {}
         self.calls = LastMinute()
+        self._counters = COUNTERS | (LEARNING_COUNTERS if learns else {})
+        self._gauges = GAUGES | (LEARNING_GAUGES if learns else {})
         for prefix in (OURS, THEIRS) if vllm else (OURS,):
             self._make(prefix)
 
@@ -102,9 +122,9 @@ class Metrics:
             self._named.setdefault(name, []).append(one)
 
         labels, registry = [LABEL], self.registry
-        for name, said in COUNTERS.items():
+        for name, said in self._counters.items():
             keep(name, Counter(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model))
-        for name, said in GAUGES.items():
+        for name, said in self._gauges.items():
             keep(name, Gauge(f"{prefix}:{name}", said, labels, registry=registry).labels(self._model))
         said = "New tokens of a text in a pass of the target, over the last minute; NaN if there was none."
         per_call = Gauge(f"{prefix}:{PER_CALL}", said, labels, registry=registry).labels(self._model)

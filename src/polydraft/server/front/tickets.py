@@ -156,6 +156,8 @@ class Ticket:
             attempt.waits = True
             if self.texts or not isinstance(self.ask, Ask):
                 return None
+            if "version" in said:  # what is asked for again is drafted by the same weights, so that it is the same
+                self.ask = replace(self.ask, speculation=replace(self.ask.speculation, version=said["version"]))
             self.texts = [ToldText(self.ask.of_text(number)) for number in range(len(said["seeds"]))]
         elif kind in ("joined", "gained"):
             if attempt.number is not None:

@@ -106,9 +106,13 @@ class Resumed(AnswerPart):
 
 
 class Seeds(Rule):
-    """The seed of every choice, the rule that verified drafts, and whether the texts follow the target's law."""
+    """The seed of every choice, the rule that verified drafts, and whether the texts follow the target's law.
+
+    `version` is that of the learnt weights that drafted, where a server learns.
+    """
 
     seeds: list[int]
+    version: NotRequired[str]
     resumed: NotRequired[list[Resumed]]
 
 
@@ -147,6 +151,7 @@ class Trace(AnswerPart):
     accepted: NotRequired[int]
     acceptance_by_depth: NotRequired[list[float]]
     seeds: NotRequired[list[int]]
+    version: NotRequired[str]
     resumed: NotRequired[list[Resumed]]
     verifier: NotRequired[str | None]
     lossless: NotRequired[bool]

@@ -209,6 +209,8 @@ class OpenRequest:
     def seeds(self) -> Seeds:
         """What every answer tells of its texts, however little else is told."""
         told: Seeds = {"seeds": list(self.begun["seeds"]), **self.rule}
+        if "version" in self.begun:
+            told["version"] = self.begun["version"]
         return {**told, "resumed": self.resumed} if self.resumed else told
 
     def usage(self) -> Usage:
@@ -317,6 +319,8 @@ class AnswerShape:
         """
         trace, own = body.get("polydraft") or Trace(), tally.seeds
         trace["seeds"], trace["verifier"], trace["lossless"] = own["seeds"], own["verifier"], own["lossless"]
+        if "version" in own:
+            trace["version"] = own["version"]
         if "resumed" in own:
             trace["resumed"] = own["resumed"]
         if not usage:

@@ -14,6 +14,7 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_fo
 SERVER_ERROR = "server_error"
 STATUSES = {
     "context_length_exceeded": 400,
+    "unknown_version": 404,
     "unusable": 400,
     "fatal_request": 500,
     "worker_gone": 503,

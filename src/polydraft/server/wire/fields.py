@@ -129,6 +129,7 @@ class SpeculativeFields(_Drafted, RequestPart):
     max_draft_tokens: Annotated[int, Field(strict=True, ge=0, le=127)] | None = None
     trace: Annotated[bool, Field(strict=True)] = False
     detailed: Annotated[bool, Field(strict=True)] | None = None
+    version: Annotated[Text, Field(min_length=1, max_length=40)] | None = None
 
     def as_speculation(self) -> Speculation:
         """Return what the worker is told."""
@@ -222,6 +223,7 @@ class Common(_Sampled, Named):
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
     seed: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None
     best_of: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] | None = None
+    learn: Annotated[bool, Field(strict=True)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1000)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=1000, fail_fast=True)] | None = None
@@ -355,6 +357,7 @@ class Common(_Sampled, Named):
             "ignore_eos": self.ignore_eos,
             "special": not self.skip_special_tokens,
             "alone": self.cache_salt is not None,
+            "learn": self.learn,
             "prediction": self.prediction.text if self.prediction else None,
             "grammar": self.grammar,
             "prompt_logprobs": self.prompt_logprobs,

@@ -1,6 +1,6 @@
 """The worker: the process that owns the model."""
 
-from polydraft.server.worker.asks import Ask, CallRequest, Cancel, Event, GrammarRequest, Speculation, Spell
+from polydraft.server.worker.asks import Ask, CallRequest, Cancel, Event, GrammarRequest, Speculation, Spell, Unlearning
 from polydraft.server.worker.workers import WARNED, Hire, ProcessWorker, ThreadWorker, Worker, new_worker, traced
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Speculation",
     "Spell",
     "ThreadWorker",
+    "Unlearning",
     "Worker",
     "new_worker",
     "traced",

@@ -1,7 +1,7 @@
 """From what was asked to what the engine decodes: options as Hugging Face takes them, and who drafts."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from polydraft.models import AdditivePenalties, AnswerForm, Grammar, HeldBack, L
 from polydraft.probs import SamplingParams
 from polydraft.server.worker.asks import DRAFTING, Ask, Speculation, about
 from polydraft.server.worker.served import LoadedModels
+from polydraft.server.worker.served_versions import refuse_version
 from polydraft.trees import Chain, LearningPolicy, TreePolicy
 
 MOST_NODES = 128
@@ -32,13 +33,16 @@ MOST_TOLD = 1_000_000
 """So many log-probabilities of prompts an answer tells at most, those of the likeliest tokens among them."""
 MOST_KEPT = 64
 """So many kinds of parts are kept for the next request."""
+MOST_VERSIONS = 2
+"""Those of so many versions of the draft's weights, the last that were asked for."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
     """A text that is to be written: one of those of `ask`, whose grammar and prediction were made ready for all.
 
-    `form` is what an answer of a chat looks like, None where it is a text and nothing else.
+    `form` is what an answer of a chat looks like, None where it is a text and nothing else. `draft` has the version of
+    the draft's weights that the text keeps to its end, None where weights are not learnt.
     """
 
     ask: Ask
@@ -47,6 +51,7 @@ class TextRequest:
     prediction: tuple[int, ...] = ()
     grammar: Grammar | LateGrammar | None = None
     form: AnswerForm | None = None
+    draft: Drafter | None = None
 
     @property
     def name(self) -> tuple[str, int]:
@@ -69,6 +74,7 @@ def wanted_of(served: LoadedModels, ask: Ask) -> list[TextRequest]:
         served.check_tokens(ask.stop_tokens, "stop_token_ids")
     with about(ask.grammar.field if ask.grammar else "response_format"):
         response = grammar_of(ask)
+    ask, draft = _with_version(served, ask)
     found: list[TextRequest] = []
     for prompt in ask.prompts:
         with about("messages" if prompt and not isinstance(prompt[0], int | str) else "prompt"):
@@ -81,10 +87,25 @@ def wanted_of(served: LoadedModels, ask: Ask) -> list[TextRequest]:
             form = served.form(ask, response, tokens)
         grammar = response if form is None else form.grammar
         for _ in range(ask.n):
-            found.append(TextRequest(ask, len(found), tokens, prediction, grammar, form))
+            found.append(TextRequest(ask, len(found), tokens, prediction, grammar, form, draft))
     with about("logprobs"):
         _check_echo(ask, sum(len(one.tokens) for one in found))
     return found
+
+
+def _with_version(served: LoadedModels, ask: Ask) -> tuple[Ask, Drafter | None]:
+    """Return a request that names the version of the draft's weights which all of its texts have, and its drafter."""
+    wanted = ask.speculation.version
+    if served.learnt is None:
+        with about("learn"):
+            if ask.learn:
+                raise InvalidParameter("learn is true, but this server does not learn; leave it out.")
+        with about(f"{DRAFTING}.version"):
+            refuse_version(wanted)
+        return ask, None
+    with about(f"{DRAFTING}.version"):
+        draft = served.learnt.named(wanted)
+    return replace(ask, speculation=replace(ask.speculation, version=draft.version)), draft
 
 
 def _check_echo(ask: Ask, count: int) -> None:
@@ -171,20 +192,26 @@ class MethodShelf:
 
     def __init__(self, served: LoadedModels) -> None:
         self.served = served
-        self._known: OrderedDict[Hashable, Method] = OrderedDict()
+        self._known: OrderedDict[tuple[Speculation, SamplingParams], Method] = OrderedDict()
 
-    def method_for(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Method:
-        """Return the method of a request.
+    def method_for(
+        self,
+        speculation: Speculation,
+        params: SamplingParams,
+        prediction: tuple[int, ...] = (),
+        draft: Drafter | None = None,
+    ) -> Method:
+        """Return the method of a request; `draft` has the version of the weights that its speculation names.
 
         Raises:
             InvalidParameter: a word that means nothing, or a tree that is too large.
             UnpairedScheme: a drafter, verifier and tree that do not go together.
         """
         if prediction:
-            return self._made(speculation, params, prediction)
+            return self._made(speculation, params, prediction, draft)
         key = (speculation, params)
         if key not in self._known:
-            self._known[key] = self._made(speculation, params, ())
+            self._known[key] = self._made(speculation, params, (), draft)
         self._known.move_to_end(key)
         return self._known[key]
 
@@ -195,16 +222,26 @@ class MethodShelf:
             UnpairedScheme: a drafter, verifier and tree that do not go together.
         """
         settings = self.served.settings
-        choices = Choices(self._drafter(None, params, fixed=False), settings.verifier, planner)
+        choices = Choices(self._drafter(None, params, self.served.draft, fixed=False), settings.verifier, planner)
         method = chosen_method(choices, self.served.target, params)
         check_drafting(method)
         return method
 
     def dropped(self) -> list[Method]:
-        """Return the methods that were not asked for in a long time, and forget them."""
-        return [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST_KEPT)]
+        """Return the methods that were not asked for in a long time, or not of late with their weights; forget them."""
+        of_version = dict.fromkeys(speculation.version for speculation, _ in reversed(self._known))
+        old = {*[*of_version][MOST_VERSIONS:]}
+        gone = [key for key in self._known if key[0].version in old]
+        found = [self._known.pop(key) for key in gone]
+        return found + [self._known.popitem(last=False)[1] for _ in range(len(self._known) - MOST_KEPT)]
 
-    def _made(self, speculation: Speculation, params: SamplingParams, prediction: tuple[int, ...]) -> Method:
+    def _made(
+        self,
+        speculation: Speculation,
+        params: SamplingParams,
+        prediction: tuple[int, ...],
+        draft: Drafter | None,
+    ) -> Method:
         settings, own = self.served.settings, speculation
         if not own.enabled or own.max_draft_tokens == 0:
             choices = Choices("none")
@@ -212,7 +249,7 @@ class MethodShelf:
             _check_words(own)
             tree = own.tree or settings.tree
             with about(f"{DRAFTING}.drafter" if own.drafter else DRAFTING):
-                drafter = self._drafter(own.drafter, params, fixed=tree is not None)
+                drafter = self._drafter(own.drafter, params, draft or self.served.draft, fixed=tree is not None)
             choices = Choices(drafter, own.verifier or settings.verifier, tree, prediction=prediction or None)
         method = chosen_method(choices, self.served.target, params)
         if own.tree and isinstance(method.policy, LearningPolicy):
@@ -227,13 +264,12 @@ class MethodShelf:
         check_drafting(method)
         return method
 
-    def _drafter(self, word: str | None, params: SamplingParams, *, fixed: bool) -> object:
+    def _drafter(self, word: str | None, params: SamplingParams, draft: Drafter | None, *, fixed: bool) -> object:
         """Return what a word means here; folders are the operator's to name.
 
         Where none is said, the draft model drafts as it does for `polydraft.generate`: at temperature 0 with lookups
         before it, unless trees are fixed.
         """
-        draft: Drafter | None = self.served.draft
         if word is None and self.served.settings.drafter is None:
             return draft and default_drafter(draft, params, self.served.target.device, fixed=fixed)
         named = word or str(self.served.settings.drafter)

@@ -21,7 +21,7 @@ NAMED = frozenset(
 )
 """Fields that errors begin with."""
 DRAFTING = "speculative"
-OF_DRAFTING = frozenset(("drafter", "verifier", "tree", "max_draft_tokens"))
+OF_DRAFTING = frozenset(("drafter", "verifier", "tree", "max_draft_tokens", "version"))
 """Those inside the field of drafting."""
 
 
@@ -52,6 +52,7 @@ class Speculation:
     tree: str | None = None
     max_draft_tokens: int | None = None
     trace: bool = False
+    version: str | None = None
 
     @property
     def says_how(self) -> bool:
@@ -112,6 +113,7 @@ class Ask:
         prompt_logprobs: how many of the likeliest tokens are told with each of a prompt's; None for none of these.
         token_ids: whether prompts' tokens are told.
         alone: whether no other request's prompt may show in it, nor its own in theirs (`cache_salt`).
+        learn: whether the draft may learn from the text; None where nothing is said.
         planned: whether a planner may choose the trees, if the server has one: nobody named a seed.
         calls: which of the tools may or must be called; None where answers are texts and nothing else.
         effort: how much the model is to think, for templates that take it.
@@ -146,6 +148,7 @@ class Ask:
     grammar: GrammarRequest | None = None
     speculation: Speculation = Speculation()
     alone: bool = False
+    learn: bool | None = None
     planned: bool = False
     calls: CallRequest | None = None
     effort: str | None = None
@@ -218,6 +221,11 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Unlearning:
+    """Nobody learns from finished texts any more."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """The worker is to end, at once."""
 
@@ -230,7 +238,8 @@ class Event:
         kind: "ready" (once, with what it serves), "broken" (it cannot be), "begun" (a request was taken),
             "refused" (it was not), "joined" (a text is read and written now), "gained" (what a step brought it),
             "failed" (a request ended with an error of ours), "spelt", "stepped" (how many tokens a step had in all),
-            "closing" (it ends what it has and is to get nothing else), "gone" (the last that is said).
+            "lesson" (a finished text to learn from), "closing" (it ends what it has and is to get nothing else), "gone"
+            (the last that is said).
         name: of the request.
         said: the rest.
     """
@@ -244,13 +253,23 @@ OVER = ("spelt", "refused", "failed")
 """What is said last of a request, but for texts, each of which ends with its own "finish"."""
 
 
+class UnknownVersion(PolydraftError):
+    """A request names a version of the draft that there is not; the text says which is the newest."""
+
+
+CODES: Mapping[type[PolydraftError], str] = {
+    ContextOverflow: "context_length_exceeded",
+    UnknownVersion: "unknown_version",
+}
+
+
 class Unfit(PolydraftError):
     """A request cannot be done, for an error that is about one of its fields."""
 
     def __init__(self, error: PolydraftError, field: str) -> None:
         super().__init__(str(error))
         self.field = field
-        self.code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+        self.code = CODES.get(type(error))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import polydraft.catalogue as catalogue
@@ -25,6 +26,7 @@ from polydraft.models import (
 )
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask, Prompt, nested
+from polydraft.server.worker.served_versions import ServedVersions
 
 MOST_LENGTH = 4096
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -37,12 +39,16 @@ LEAST_LONGEST = 16
 
 @dataclass(frozen=True, eq=False)
 class LoadedModels:
-    """A target with its tokenizer and the drafter of its draft model or head, if there is one."""
+    """A target with its tokenizer and the drafter of its draft model or head, if there is one.
+
+    `learnt` has the versions of the draft model's weights where these are learnt.
+    """
 
     settings: Settings
     target: HuggingFaceModel
     tokenizer: Any
     draft: Drafter | None
+    learnt: ServedVersions | None = None
     spellings: dict[int, str] = field(default_factory=dict[int, str], init=False, repr=False)
     pieces: dict[int, list[int]] = field(default_factory=dict[int, list[int]], init=False, repr=False)
 
@@ -214,4 +220,6 @@ def load_served(settings: Settings) -> LoadedModels:
         raise InvalidParameter("The server needs the target's tokenizer, which its folder does not have.")
     if settings.tool_format is not None:
         format_named(settings.tool_format)
-    return LoadedModels(settings, target, pair.tokenizer, None if pair.draft is None else as_drafter(pair.draft))
+    draft = None if pair.draft is None else as_drafter(pair.draft)
+    learnt = None if settings.learn is None else ServedVersions(Path(settings.learn), draft, target)
+    return LoadedModels(settings, target, pair.tokenizer, draft, learnt)

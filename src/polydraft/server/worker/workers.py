@@ -70,7 +70,7 @@ class ProcessWorker:
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
-        context = _context()
+        context = process_context()
         self._pipe, theirs = context.Pipe()
         self._say, self._stall = say, settings.stall
         self._silent: float | None = None  # seconds, as the watch counts them; None as long as the model is loaded
@@ -131,7 +131,7 @@ class ProcessWorker:
                     return
 
 
-def _context() -> Any:
+def process_context() -> Any:
     """Return how processes are made: where that is possible by one that has imported everything, which saves seconds.
 
     It never touches the model or a device, so that what it makes is as good as new.

@@ -14,8 +14,9 @@ from polydraft.drafters import flush_stores
 from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asking import wanted_of
-from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Spell, Stop, about
+from polydraft.server.worker.asks import Ask, Cancel, Event, GrammarRequest, Spell, Stop, Unlearning, about
 from polydraft.server.worker.served import LoadedModels, load_served
+from polydraft.server.worker.teaching import Teaching
 from polydraft.server.worker.writing import Say, Writing, refusal
 
 HEARING = 0.05
@@ -128,6 +129,7 @@ def work(settings: Settings, hear: Hear, say: Say) -> None:
         writing = Writing(served, lambda _: None)  # nobody is told of the first tokens, nor counts them
         _warm(writing)
         writing.say = say
+        writing.teaching = Teaching(served, say) if served.learnt else None
         say(Event("ready", said=served.told() | writing.rule))
     except PolydraftError as error:
         say(Event("broken", said={"message": str(error)}))
@@ -171,6 +173,9 @@ def _heard(writing: Writing, preparing: Preparing, hear: Hear) -> bool:
         if isinstance(told, Cancel):
             writing.cancel(told.name)
             preparing.cancel(told.name)
+        elif isinstance(told, Unlearning):
+            if writing.teaching is not None:
+                writing.teaching.stop()
         else:
             preparing.take(told)
         told = None if time.monotonic() > end and not (writing.idle and not preparing.busy) else hear(0.0)

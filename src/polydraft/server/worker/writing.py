@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polydraft.drafters import owned_models
+from polydraft.drafters import drafters_in, owned_models
 from polydraft.engine import Method, Observer, Request, RunningBatch, RunningStep, Statistics
 from polydraft.engine.choices import Choices, chosen_method
 from polydraft.errors import PolydraftError, RankLost
@@ -24,6 +24,7 @@ from polydraft.server.worker.asking import (
 )
 from polydraft.server.worker.asks import DRAFTING, Ask, Event, Speculation, Unfit, about
 from polydraft.server.worker.served import LoadedModels
+from polydraft.server.worker.teaching import Teaching
 
 Say = Callable[[Event], None]
 ROOM = MOST_NODES + MOST_RIDERS
@@ -81,10 +82,15 @@ class Writing:
         self._waiting: deque[TextRequest] = deque()
         self._echoing: deque[Echo] = deque()
         self._texts: dict[Hashable, _Text] = {}
+        self.teaching: Teaching | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to write."""
+        """Whether there is nothing to write, and nothing to be learnt of what was written."""
+        return self._quiet and not (self.teaching and self.teaching.pending)
+
+    @property
+    def _quiet(self) -> bool:
         return not (self._waiting or self._texts or self._echoing)
 
     def take(self, ask: Ask) -> None:
@@ -113,6 +119,8 @@ class Writing:
             self._forget_own(own)
             verifier = (request.method or self._batch.method).verifier
             told |= {"verifier": verifier.name, "lossless": verifier.lossless}
+            if one.draft is not None and one.draft in drafters_in((request.method or self._batch.method).drafter):
+                told["version"] = one.ask.speculation.version
         if ask.token_ids:
             told["prompt_ids"] = [list(one.tokens) for one in texts[:: ask.n]]
         if ask.reads_prompts:
@@ -157,6 +165,8 @@ class Writing:
             if found is not None:
                 self._tell(found)
                 self._batch.sweep()
+        if self.teaching is not None:
+            self.teaching.teach(idle=self._quiet)
 
     def _echo(self) -> None:
         """Read a chunk of a prompt that is to be told: nobody waits for more of them than that."""
@@ -214,6 +224,8 @@ class Writing:
                 self.fail(wanted.ask.name, error)
                 continue
             self._texts[wanted.name] = _Text(wanted, telling, own)
+            if self.teaching is not None:
+                self.teaching.begins(wanted, request)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
     def _request(self, wanted: TextRequest) -> tuple[Request, Method | None]:
@@ -223,7 +235,7 @@ class Writing:
             return replace(request, method=self._planned[request.law.params.temperature == 0]), None
         speculation = replace(wanted.ask.speculation, trace=False)
         with about("prediction" if wanted.prediction else DRAFTING):
-            method = self.shelf.method_for(speculation, request.law.params, wanted.prediction)
+            method = self.shelf.method_for(speculation, request.law.params, wanted.prediction, wanted.draft)
         self._forget()
         return replace(request, method=method), method if wanted.prediction else None
 
@@ -264,6 +276,8 @@ class Writing:
                 continue
             said.append((text.wanted, told))
             tokens += len(told["tokens"])
+            if self.teaching is not None:
+                self.teaching.gained(text.wanted.name, told)
             if told["finish"]:
                 self._leave(text.wanted.name)
         self.say(Event("stepped", said={"tokens": tokens}))
@@ -274,6 +288,8 @@ class Writing:
 
     def _leave(self, name: Hashable, *, keeps: bool = True) -> None:
         self._forget_own(self._texts.pop(name).own)
+        if self.teaching is not None:
+            self.teaching.leaves(name)
         self._batch.leave(name, keeps=keeps)
 
     def _forget_own(self, own: Method | None) -> None:

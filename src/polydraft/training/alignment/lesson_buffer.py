@@ -19,7 +19,7 @@ HELD_OUT = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TaughtText:
     """A finished text of the target with the states that its rows follow from.
 
     Args:
@@ -64,11 +64,11 @@ class LessonRing:
 
     most_bytes: int
     random: random.Random
-    newest: deque[Lesson] = field(default_factory=deque[Lesson])
-    sample: list[Lesson] = field(default_factory=list[Lesson])
+    newest: deque[TaughtText] = field(default_factory=deque[TaughtText])
+    sample: list[TaughtText] = field(default_factory=list[TaughtText])
     left: int = 0
 
-    def add(self, lesson: Lesson) -> None:
+    def add(self, lesson: TaughtText) -> None:
         """Take a lesson; one that is larger than a half is not kept."""
         if lesson.size > self.most_bytes // 2:
             return
@@ -76,7 +76,7 @@ class LessonRing:
         while _size(self.newest) > self.most_bytes // 2:
             self._offer(self.newest.popleft())
 
-    def _offer(self, lesson: Lesson) -> None:
+    def _offer(self, lesson: TaughtText) -> None:
         """Let a lesson that is no longer new stand in the sample, or not."""
         self.left += 1
         if _size(self.sample) + lesson.size <= self.most_bytes // 2:
@@ -89,7 +89,7 @@ class LessonRing:
                 self.sample.pop(self.random.randrange(len(self.sample)))
 
     @property
-    def lessons(self) -> list[Lesson]:
+    def lessons(self) -> list[TaughtText]:
         """All that are kept."""
         return [*self.sample, *self.newest]
 
@@ -98,7 +98,7 @@ class LessonRing:
         """Their bytes."""
         return _size(self.newest) + _size(self.sample)
 
-    def some(self, count: int) -> list[Lesson]:
+    def some(self, count: int) -> list[TaughtText]:
         """Return so many lessons, drawn by chance."""
         every = self.lessons
         return self.random.sample(every, min(count, len(every)))
@@ -117,7 +117,7 @@ class LessonBuffer:
         self.learnt, self.held_out = LessonRing(most_bytes - held, chance), LessonRing(held, chance)
         self.count = 0
 
-    def add(self, lesson: Lesson) -> None:
+    def add(self, lesson: TaughtText) -> None:
         """Take a lesson."""
         self.count += 1
         (self.held_out if lesson.is_held_out else self.learnt).add(lesson)
@@ -135,11 +135,11 @@ class LessonBuffer:
         return found.hexdigest()
 
 
-def _size(lessons: Sequence[Lesson] | deque[Lesson]) -> int:
+def _size(lessons: Sequence[TaughtText] | deque[TaughtText]) -> int:
     return sum(one.size for one in lessons)
 
 
-def batched(lessons: Sequence[Lesson]) -> tuple[dict[str, Tensor], Tensor]:
+def batched(lessons: Sequence[TaughtText]) -> tuple[dict[str, Tensor], Tensor]:
     """Return lessons as a batch of rows, padded behind their ends, and their temperatures."""
     longest = max(len(one.ids) for one in lessons)
     ids = torch.zeros(len(lessons), longest, dtype=torch.int64)

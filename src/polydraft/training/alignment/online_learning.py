@@ -27,7 +27,7 @@ from polydraft.models.checkpoints.weight_versions import (
     weights_of,
 )
 from polydraft.training.alignment.draft_training import CHAIN, DraftTraining, draft_loss
-from polydraft.training.alignment.lesson_buffer import Lesson, LessonBuffer, batched
+from polydraft.training.alignment.lesson_buffer import LessonBuffer, TaughtText, batched
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
 from polydraft.training.alignment.version_gate import Saving
 from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
@@ -139,7 +139,7 @@ class OnlineLearner:
             self.training.parameters(), self.plan.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
 
-    def hear(self, lesson: Lesson) -> None:
+    def hear(self, lesson: TaughtText) -> None:
         """Take a finished text."""
         if lesson.written > 0 and lesson.given > 0:
             self.buffer.add(replace(lesson, number=self.buffer.count))
@@ -248,11 +248,11 @@ class OnlineLearner:
     def _weights(self, version: WeightVersion) -> Weights:
         return self.folder.read(version) if version.number else self.base
 
-    def _saving(self, before: Weights, after: Weights, lessons: Sequence[Lesson]) -> Saving:
+    def _saving(self, before: Weights, after: Weights, lessons: Sequence[TaughtText]) -> Saving:
         calls = [self._calls(one, lessons) for one in (before, after)]
         return Saving.of(*calls, tokens=sum(one.written for one in lessons))
 
-    def _calls(self, weights: Weights, lessons: Sequence[Lesson]) -> Float[Tensor, " n"]:
+    def _calls(self, weights: Weights, lessons: Sequence[TaughtText]) -> Float[Tensor, " n"]:
         """Return the expected target calls of each text under some weights; what learns stays as it is."""
         own, found = weights_of(self.training.network), torch.zeros(len(lessons), dtype=torch.float64)
         put_weights(self.training.network, weights)

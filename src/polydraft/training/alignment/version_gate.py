@@ -6,8 +6,8 @@ under the weights in use and under the new ones, the saving is s = 1 - sum b / s
     sqrt(n / (n - 1) sum_i (b_i - (1 - s) a_i)^2) / sum a.
 
 Bounds are normal ones: at least 200 texts stand behind them. A bootstrap would have to be drawn tens of thousands of
-times for the levels of late looks. The n-th look is at the level .05 * 6 / (pi n)^2; over all looks, however many, these
-come to .05 (union bound).
+times for the levels of late looks. The n-th look is at the level .05 * 6 / (pi n)^2; over all looks, however many,
+these come to .05 (union bound).
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,129 @@
+"""The learner: a process beside the workers, which learns from finished texts and writes versions into the folder."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polydraft.drafters.learnt import module_to_learn
+from polydraft.models.checkpoints.weight_versions import VersionFolder
+from polydraft.options.commands.serve_options import USUAL_BYTES, Settings
+from polydraft.server.worker.asks import Event, Stop
+
+LEARNING, READS, FAILED = "learning", "reads", "learning failed"
+"""Events: what became of learning since the last one; somebody else learns in the folder; why this one ends."""
+NICE = 19
+"""The learner waits for everybody else."""
+REST = 9.0
+"""While texts are written it rests so many times as long as it works: a tenth of the time is its own."""
+LOOKS_UP = 1.0
+"""After so many seconds it looks whether everything was forgotten."""
+TOLD = 1.0
+"""Seconds between two events at least, but for those of looks."""
+Say = Callable[[Event], None]
+
+
+def run_learner(settings: Settings, pipe: Connection, plan: Any = None) -> None:
+    """Learn until told to stop, or until nobody listens.
+
+    Args:
+        settings: the server's.
+        pipe: brings lessons as a worker said them, whether texts are written, and the end; takes events.
+        plan: how to learn; None for the usual way.
+    """
+    if settings.apart:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)
+        os.nice(NICE)
+        torch.set_num_threads(1)
+    folder = VersionFolder(Path(settings.learn or ""))
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            with folder.written() as mine:
+                if mine:
+                    folder.sweep()
+                    _learn(_learner(settings, folder, plan), pipe)
+                else:
+                    pipe.send(Event(READS))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:  # noqa: BLE001  serving goes on, and the log is the server's to write
+            pipe.send(Event(FAILED, said={"message": f"{type(error).__name__}: {error}"}))
+        finally:
+            pipe.close()
+
+
+def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
+    """Return the learner with a copy of the draft; of the target no more than its ends is kept."""
+    from polydraft.server.worker.served import load_served
+    from polydraft.training.alignment.online_learning import LearningPlan, OnlineLearner
+    from polydraft.training.heads.losses.masked_training import copied
+    from polydraft.training.heads.losses.row_losses import TargetEnds
+
+    served = load_served(replace(settings, learn=None, learn_bytes=USUAL_BYTES, unlearnt_keys=(), device="cpu"))
+    module = module_to_learn(served.draft)
+    network = copied(module, module.config.get_text_config().num_hidden_layers, None)
+    plan = plan or LearningPlan(most_bytes=settings.learn_bytes)
+    return OnlineLearner(network, TargetEnds.of(served.target.model), folder, plan)
+
+
+def lesson_of(said: Mapping[str, Any]) -> Any:
+    """Return a finished text as it was said."""
+    from polydraft.training.alignment.lesson_buffer import TaughtText
+
+    final = torch.frombuffer(bytearray(said["final"]), dtype=torch.int16).view(torch.bfloat16)
+    return TaughtText(tuple(said["ids"]), said["given"], said["heat"], final.view(-1, said["width"]))
+
+
+def _learn(learner: Any, pipe: Connection, clock: Callable[[], float] = time.perf_counter) -> None:
+    busy, rest, counts, told = False, 0.0, dict[str, float](), clock()
+    _say(pipe, learner, counts)
+    while True:
+        learns = learner.learns
+        if pipe.poll(rest if learns else LOOKS_UP):
+            given = pipe.recv()
+            if isinstance(given, Stop):
+                return
+            if isinstance(given, bool):
+                busy, rest = given, rest if given else 0.0
+            else:
+                learner.hear(lesson_of(given))
+                _add(counts, "learn_texts")
+            continue
+        if learner.folder.mark() != learner.mark:
+            learner.forget()
+            _say(pipe, learner, counts)
+        if not learns:
+            continue
+        begun, outcome = clock(), ""
+        learner.step()
+        _add(counts, "learn_steps")
+        if learner.looks:
+            outcome = learner.look().outcome
+            _add(counts, "learn_looks")
+            _add(counts, {"swapped": "learn_swaps", "rolled back": "learn_roll_backs"}.get(outcome, ""))
+        spent = clock() - begun
+        _add(counts, "learn_seconds", spent)
+        rest = REST * spent if busy else 0.0
+        if outcome or clock() - told > TOLD:
+            told = clock()
+            _say(pipe, learner, counts)
+
+
+def _add(counts: dict[str, float], name: str, value: float = 1) -> None:
+    if name:
+        counts[name] = counts.get(name, 0) + value
+
+
+def _say(pipe: Connection, learner: Any, counts: dict[str, float]) -> None:
+    own = learner.folder.in_use()
+    state = {"learn_version": learner.used.number, "learn_look": own.look, "learn_bytes": learner.buffer.size}
+    pipe.send(Event(LEARNING, said={"counts": dict(counts), "state": state}))
+    counts.clear()

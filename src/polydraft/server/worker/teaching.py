@@ -1,0 +1,131 @@
+"""Finished texts become lessons: between steps the target reads them once more, for the states of its last layer.
+
+A lesson's states could be kept as the text is written. They are read again instead: a pass over a whole text costs a
+small part of what writing it took, no drafter and no cache has to know of it, and what is decoded stays as it is
+without learning. It is done while nothing else is, and at most a fiftieth of the time otherwise.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polydraft.engine import Request
+from polydraft.models import cache_in
+from polydraft.server.worker.asking import TextRequest
+from polydraft.server.worker.asks import Event
+from polydraft.server.worker.served import LoadedModels
+
+LESSON = "lesson"
+"""An event that is for the learner alone."""
+MOST_WAITING = 64
+"""So many finished texts wait to be read; then the oldest are not learnt from."""
+MOST_TOKENS = 512
+"""Tokens of a lesson at most, its prompt included; of longer texts the beginning counts."""
+SHARE = 0.02
+"""Of the time while texts are written."""
+
+
+@dataclass(frozen=True)
+class FinishedText:
+    """A text that was written to its end: the tokens with the prompt's, how many these are, and its temperature."""
+
+    ids: tuple[int, ...]
+    given: int
+    heat: float
+
+
+def may_teach(wanted: TextRequest, request: Request) -> bool:
+    """Tell whether a text may be learnt from.
+
+    Not one that opted out, nor one whose prompt is nobody else's business, and none whose law is more than the
+    target's at a temperature under filters: grammars, penalties and biases are a request's own.
+    """
+    ask = wanted.ask
+    own = ask.learn is not False and not ask.alone and not ask.told
+    return own and not request.law.processors and len(wanted.tokens) < MOST_TOKENS
+
+
+class Teaching:
+    """Make lessons, and say them.
+
+    Args:
+        served: the models.
+        say: takes lessons.
+        clock: tells seconds.
+    """
+
+    def __init__(
+        self, served: LoadedModels, say: Callable[[Event], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._served, self._say, self._clock = served, say, clock
+        self._open: dict[Hashable, tuple[list[int], int, float]] = {}
+        self._waiting = deque[FinishedText](maxlen=MOST_WAITING)
+        self._reading: Iterator[None] | None = None
+        self._since, self._spent = clock(), 0.0
+        self.on = True
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is a text to be read."""
+        return self.on and (self._reading is not None or bool(self._waiting))
+
+    def begins(self, wanted: TextRequest, request: Request) -> None:
+        """Take note of a text that is begun."""
+        if self.on and may_teach(wanted, request):
+            self._open[wanted.name] = [*wanted.tokens], len(wanted.tokens), request.law.params.temperature
+
+    def gained(self, name: Hashable, told: Mapping[str, Any]) -> None:
+        """Take note of what a step brought a text."""
+        if name in self._open:
+            ids, given, heat = self._open[name]
+            ids += told["tokens"]
+            if told["finish"] and len(ids) > given and self.on:
+                self._waiting.append(FinishedText(tuple(ids[:MOST_TOKENS]), given, heat))
+
+    def leaves(self, name: Hashable) -> None:
+        """Forget a text that is over; what did not come to its end is not learnt from."""
+        self._open.pop(name, None)
+
+    def stop(self) -> None:
+        """Make no more lessons: nobody takes them."""
+        self.on, self._reading = False, None
+        self._open.clear()
+        self._waiting.clear()
+
+    def teach(self, *, idle: bool) -> None:
+        """Read a chunk of a finished text, if there is time; when all is read, say the lesson."""
+        now = self._clock()
+        if not self.pending or (not idle and self._spent > SHARE * (now - self._since)):
+            return
+        self._reading = self._reading or self._read(self._waiting.popleft())
+        if next(self._reading, self) is self:
+            self._reading = None
+        self._spent += 0.0 if idle else self._clock() - now
+
+    @torch.inference_mode()
+    def _states(self, ids: torch.Tensor, past: Any, *, keeps: bool) -> tuple[torch.Tensor, Any]:
+        target = self._served.target
+        before = {} if past is None else {target.cached_as: past}
+        model: Any = target.model
+        output = model.get_decoder()(input_ids=ids, use_cache=keeps or past is not None, **before)
+        return output.last_hidden_state[0].bfloat16().cpu(), cache_in(output)
+
+    def _read(self, text: FinishedText) -> Iterator[None]:
+        """Go through a text, with a stop behind every chunk but the last."""
+        size, past, found = self._served.settings.chunk, None, list[torch.Tensor]()
+        ids = torch.tensor([text.ids], device=self._served.target.device)
+        if self._served.target.states:  # such a model's states are not handed on between passes
+            size = len(text.ids)
+        for first in range(0, len(text.ids), size):
+            if first:
+                yield
+            more = first + size < len(text.ids)
+            states, past = self._states(ids[:, first : first + size], past, keeps=more)
+            found.append(states)
+        final = torch.cat(found)
+        said = {"ids": text.ids, "given": text.given, "heat": text.heat, "width": final.shape[-1]}
+        self._say(Event(LESSON, said={**said, "final": final.view(torch.int16).numpy().tobytes()}))
