@@ -1,5 +1,6 @@
 """A draft that learns while it serves: its lessons, the gate, roll-backs, and versions on disk."""
 
+import itertools
 import json
 import math
 import random
@@ -123,8 +124,8 @@ def test_what_is_not_better_never_passes(harm: str, tmp_path: Path) -> None:
     elif harm == "worse":
         put_weights(network, noisy(one, 1.0))
     elif harm == "slower":
-        times = iter([float(sum((1, 2)[place // 2 % 2] * (place % 2) for place in range(end))) for end in range(99)])
-        one.clock = lambda: next(times)
+        now = itertools.accumulate(itertools.cycle([1.0, 0.0, 2.0, 0.0]), initial=0.0)
+        one.clock = lambda: next(now)
     else:
         one.plan = LearningPlan(**{**vars(PLAN), "held_texts" if harm == "few texts" else "held_tokens": 10**6})
     found = one.look()

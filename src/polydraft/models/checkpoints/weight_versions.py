@@ -246,9 +246,12 @@ class VersionFolder:
             _write_whole(self.path / CURRENT, json.dumps({"version": version, "look": look}))
             return True
 
-    def prune(self) -> None:
-        """Drop versions but for the newest ones, and those in use; a version that is half deleted has another name."""
-        own = self.in_use().version, (_read_json(self.path / CURRENT) or {}).get("version")
+    def prune(self, *others: str) -> None:
+        """Drop versions but for the newest ones, those in use and others that are named.
+
+        A version that is half deleted has another name.
+        """
+        own = self.in_use().version, (_read_json(self.path / CURRENT) or {}).get("version"), *others
         for one in self.versions()[KEPT:]:
             if one.name not in own:
                 self._drop(one.name)

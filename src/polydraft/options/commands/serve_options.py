@@ -25,7 +25,7 @@ from polydraft.options.commands.option_groups import (
     check_ray,
     replica_range,
 )
-from polydraft.options.option import LARGEST_COUNT, check, count, option
+from polydraft.options.option import check, count, option
 from polydraft.options.value_checks import folder_to_write
 
 NETWORK, LIMITS, LEARNING = "Address", "Limits", "Learning"
@@ -33,8 +33,6 @@ NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
 LEVELS = (NONE, SUMMARY, DETAILED)
 """How much is told of a request's drafts: nothing, counts, or counts and every step."""
 PLANS = ("auto", "goodput")
-USUAL_BYTES = 256 << 20
-"""Of the texts that are kept to learn from."""
 
 
 def _port(number: int) -> int:
@@ -165,12 +163,11 @@ class Settings:
         metavar="FOLDER",
         check=folder_of_versions,
     )
-    learn_bytes: int = option(
-        USUAL_BYTES,
-        "Bytes of the texts that are kept in memory to learn from and to choose by.",
+    learn_bytes: int | None = count(
+        None,
+        "Bytes of the texts that are kept in memory to learn from and to choose by. Default: 256 MiB, or more where "
+        "400 texts of 512 tokens take more.",
         LEARNING,
-        least=1 << 20,
-        largest=LARGEST_COUNT,
     )
     unlearnt_keys: tuple[str, ...] = option(
         (),
@@ -214,7 +211,7 @@ class Settings:
 
     def _check_learning(self) -> None:
         if self.learn is None:
-            if self.unlearnt_keys or self.learn_bytes != USUAL_BYTES:
+            if self.unlearnt_keys or self.learn_bytes is not None:
                 name = "--unlearnt-key" if self.unlearnt_keys else "--learn-bytes"
                 raise InvalidParameter(
                     f"{name} is for a server that learns: name a folder by --learn, or leave it out."

@@ -13,7 +13,7 @@ from polydraft.options.commands.serve_options import Settings
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics
 from polydraft.server.worker.asks import Event, Stop
-from polydraft.server.worker.learning import LEARNING, READS, run_learner
+from polydraft.server.worker.learning import LEARNING, LOOKED, READS, run_learner
 from polydraft.server.worker.workers import process_context
 
 RESTARTS = 3
@@ -119,6 +119,9 @@ class Learner:
                         self._metrics.add(name, value)
                     for name, value in event.said["state"].items():
                         self._metrics.put(name, value)
+                elif event.kind == LOOKED:
+                    unwritten = event.said["outcome"] == "unwritten"
+                    log("looked at weights", level=logging.WARNING if unwritten else logging.INFO, **event.said)
                 else:
                     why = READS if event.kind == READS else str(event.said["message"])
         except (EOFError, OSError):

@@ -14,11 +14,13 @@ import torch
 
 from polydraft.drafters.learnt import module_to_learn
 from polydraft.models.checkpoints.weight_versions import VersionFolder
-from polydraft.options.commands.serve_options import USUAL_BYTES, Settings
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Event, Stop
+from polydraft.server.worker.served_versions import bytes_to_learn
 
-LEARNING, READS, FAILED = "learning", "reads", "learning failed"
-"""Events: what became of learning since the last one; somebody else learns in the folder; why this one ends."""
+LEARNING, LOOKED, READS, FAILED = "learning", "looked", "reads", "learning failed"
+"""Events: what became of learning since the last one; what came of a comparison; somebody else learns in the folder;
+why this one ends."""
 NICE = 19
 """The learner waits for everybody else."""
 REST = 9.0
@@ -67,10 +69,10 @@ def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
     from polydraft.training.heads.losses.masked_training import copied
     from polydraft.training.heads.losses.row_losses import TargetEnds
 
-    served = load_served(replace(settings, learn=None, learn_bytes=USUAL_BYTES, unlearnt_keys=(), device="cpu"))
+    served = load_served(replace(settings, learn=None, learn_bytes=None, unlearnt_keys=(), device="cpu"))
     module = module_to_learn(served.draft)
-    network = copied(module, module.config.get_text_config().num_hidden_layers, None)
-    plan = plan or LearningPlan(most_bytes=settings.learn_bytes)
+    network = copied(module, 0, None)
+    plan = plan or LearningPlan(most_bytes=bytes_to_learn(settings, served.target.width))
     return OnlineLearner(network, TargetEnds.of(served.target.model), folder, plan)
 
 
@@ -83,16 +85,16 @@ def lesson_of(said: Mapping[str, Any]) -> Any:
 
 
 def _learn(learner: Any, pipe: Connection, clock: Callable[[], float] = time.perf_counter) -> None:
-    busy, rest, counts, told = False, 0.0, dict[str, float](), clock()
+    busy, until, counts, told = False, 0.0, dict[str, float](), clock()
     _say(pipe, learner, counts)
     while True:
         learns = learner.learns
-        if pipe.poll(rest if learns else LOOKS_UP):
+        if pipe.poll(max(0.0, until - clock()) if learns else LOOKS_UP):
             given = pipe.recv()
             if isinstance(given, Stop):
                 return
             if isinstance(given, bool):
-                busy, rest = given, rest if given else 0.0
+                busy, until = given, until if given else 0.0
             else:
                 learner.hear(lesson_of(given))
                 _add(counts, "learn_texts")
@@ -101,20 +103,35 @@ def _learn(learner: Any, pipe: Connection, clock: Callable[[], float] = time.per
             learner.forget()
             _say(pipe, learner, counts)
         if not learns:
+            if counts:
+                _say(pipe, learner, counts)
             continue
-        begun, outcome = clock(), ""
+        begun, looks = clock(), learner.looks
         learner.step()
         _add(counts, "learn_steps")
-        if learner.looks:
-            outcome = learner.look().outcome
+        if looks:
+            found = learner.look()
+            pipe.send(Event(LOOKED, said=told_of(found)))
             _add(counts, "learn_looks")
-            _add(counts, {"swapped": "learn_swaps", "rolled back": "learn_roll_backs"}.get(outcome, ""))
+            _add(counts, {"swapped": "learn_swaps", "rolled back": "learn_roll_backs"}.get(found.outcome, ""))
         spent = clock() - begun
         _add(counts, "learn_seconds", spent)
-        rest = REST * spent if busy else 0.0
-        if outcome or clock() - told > TOLD:
+        until = clock() + (REST * spent if busy else 0.0)
+        if looks or clock() - told > TOLD:
             told = clock()
             _say(pipe, learner, counts)
+
+
+def told_of(look: Any) -> dict[str, Any]:
+    """Return what the log is told of a comparison."""
+    saving = look.saving and {"saving": round(look.saving.share, 5), "error": round(look.saving.error, 5)}
+    told = {
+        "look": look.number,
+        "outcome": look.outcome,
+        "version": look.version or None,
+        "reason": look.reason or None,
+    }
+    return {**told, **(saving or {})}
 
 
 def _add(counts: dict[str, float], name: str, value: float = 1) -> None:

@@ -26,7 +26,7 @@ from polydraft.models import (
 )
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask, Prompt, nested
-from polydraft.server.worker.served_versions import ServedVersions
+from polydraft.server.worker.served_versions import ServedVersions, bytes_to_learn
 
 MOST_LENGTH = 4096
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -221,5 +221,8 @@ def load_served(settings: Settings) -> LoadedModels:
     if settings.tool_format is not None:
         format_named(settings.tool_format)
     draft = None if pair.draft is None else as_drafter(pair.draft)
-    learnt = None if settings.learn is None else ServedVersions(Path(settings.learn), draft, target)
+    learnt = None
+    if settings.learn is not None:
+        bytes_to_learn(settings, target.width)
+        learnt = ServedVersions(Path(settings.learn), draft, target)
     return LoadedModels(settings, target, pair.tokenizer, draft, learnt)

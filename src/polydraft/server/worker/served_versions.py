@@ -19,8 +19,13 @@ from polydraft.models.checkpoints.weight_versions import (
     weights_digest,
     weights_of,
 )
+from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import UnknownVersion
 
+MOST_TOKENS = 512
+"""Tokens of a text to learn from at most, its prompt included; of longer texts the beginning counts."""
+USUAL_BYTES, HELD_TEXTS = 256 << 20, 200
+"""Of the texts that are kept in memory, and how many of them a comparison needs, for which there is half the memory."""
 MOST_LOADED = 2
 """Versions in memory beside the weights that the server was started with; texts in progress keep what they have."""
 MOST_NAMED = 16
@@ -50,6 +55,7 @@ class ServedVersions:
         self._folder.check_origin(rough_digest(target.model), self._shipped.digest)
         self._models: OrderedDict[str, Any] = OrderedDict()
         self._drafters: OrderedDict[str, LearntDrafter] = OrderedDict()
+        self._known: dict[str, WeightVersion] = {}
         self._damaged = set[str]()
         self._mark = ""
 
@@ -77,8 +83,10 @@ class ServedVersions:
     def _version(self, name: str) -> WeightVersion | None:
         if name == self._shipped.name:
             return self._shipped
+        if name in self._models:
+            return self._known[name]
         try:
-            version = self._folder.version(name)
+            self._known[name] = version = self._folder.version(name)
             self._model(version)
         except CheckpointError:
             return None
@@ -141,6 +149,23 @@ def check_target_to_learn_from(target: HuggingFaceModel) -> None:
             f"--learn is for targets whose logits are their last states times a table of floating point numbers, which "
             f"{type(target.model).__name__} as it is loaded here does not have; leave --learn out."
         )
+
+
+def bytes_to_learn(settings: Settings, width: int) -> int:
+    """Return how many bytes of texts a learner keeps, for a target whose states have so many channels.
+
+    Raises:
+        InvalidParameter: so few are asked for that no comparison would ever have texts enough.
+    """
+    least = 2 * HELD_TEXTS * MOST_TOKENS * (2 * width + 8)
+    if settings.learn_bytes is None:
+        return max(USUAL_BYTES, least)
+    if settings.learn_bytes < least:
+        raise InvalidParameter(
+            f"--learn-bytes is {settings.learn_bytes}, but with this target {HELD_TEXTS} texts to choose by and as "
+            f"many to learn from take {least}: give as many, or leave it out."
+        )
+    return settings.learn_bytes
 
 
 def refuse_version(wanted: str | None) -> None:

@@ -18,13 +18,12 @@ from polydraft.models import cache_in
 from polydraft.server.worker.asking import TextRequest
 from polydraft.server.worker.asks import Event
 from polydraft.server.worker.served import LoadedModels
+from polydraft.server.worker.served_versions import MOST_TOKENS
 
 LESSON = "lesson"
 """An event that is for the learner alone."""
 MOST_WAITING = 64
 """So many finished texts wait to be read; then the oldest are not learnt from."""
-MOST_TOKENS = 512
-"""Tokens of a lesson at most, its prompt included; of longer texts the beginning counts."""
 SHARE = 0.02
 """Of the time while texts are written."""
 

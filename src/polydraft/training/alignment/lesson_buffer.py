@@ -60,10 +60,12 @@ class LessonRing:
     Args:
         most_bytes: of all of them together.
         random: which of the old ones stay.
+        most: how many there are at most; None for as many as fit.
     """
 
     most_bytes: int
     random: random.Random
+    most: int | None = None
     newest: deque[TaughtText] = field(default_factory=deque[TaughtText])
     sample: list[TaughtText] = field(default_factory=list[TaughtText])
     left: int = 0
@@ -73,19 +75,24 @@ class LessonRing:
         if lesson.size > self.most_bytes // 2:
             return
         self.newest.append(lesson)
-        while _size(self.newest) > self.most_bytes // 2:
+        while not self._fit(self.newest):
             self._offer(self.newest.popleft())
+
+    def _fit(self, lessons: Sequence[TaughtText] | deque[TaughtText]) -> bool:
+        """Tell whether these are no more than a half."""
+        few = self.most is None or len(lessons) <= self.most // 2
+        return few and _size(lessons) <= self.most_bytes // 2
 
     def _offer(self, lesson: TaughtText) -> None:
         """Let a lesson that is no longer new stand in the sample, or not."""
         self.left += 1
-        if _size(self.sample) + lesson.size <= self.most_bytes // 2:
+        if self._fit([*self.sample, lesson]):
             self.sample.append(lesson)
             return
         place = self.random.randrange(self.left)
         if place < len(self.sample):
             self.sample[place] = lesson
-            while _size(self.sample) > self.most_bytes // 2:
+            while not self._fit(self.sample):
                 self.sample.pop(self.random.randrange(len(self.sample)))
 
     @property
@@ -108,13 +115,14 @@ class LessonBuffer:
     """The lessons to learn from, and those to choose by.
 
     Args:
-        most_bytes: of all of them together; those to choose by have one part in eight.
+        most_bytes: of all of them together; those to choose by may have half of it.
         seed: of what is drawn.
+        held: how many there are to choose by at most, which bounds the time of a comparison; None for as many as fit.
     """
 
-    def __init__(self, most_bytes: int, seed: int = 0) -> None:
-        chance, held = random.Random(seed), most_bytes // HELD_OUT
-        self.learnt, self.held_out = LessonRing(most_bytes - held, chance), LessonRing(held, chance)
+    def __init__(self, most_bytes: int, seed: int = 0, held: int | None = None) -> None:
+        chance, half = random.Random(seed), most_bytes // 2
+        self.learnt, self.held_out = LessonRing(half, chance), LessonRing(half, chance, held)
         self.count = 0
 
     def add(self, lesson: TaughtText) -> None:

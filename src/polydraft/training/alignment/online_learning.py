@@ -59,7 +59,7 @@ class LearningPlan:
     loss: str = "fkl+lk-alpha"
     rate: float = 3e-4
     texts: int = 8
-    steps: int = 40
+    steps: int = 100
     least: int = 32
     held_texts: int = 200
     held_tokens: int = 20_000
@@ -113,7 +113,7 @@ class OnlineLearner:
         self.folder, self.plan, self.clock = folder, plan, clock
         self.base = weights_of(network)
         self.shipped = WeightVersion(0, weights_digest(self.base), {})
-        self.buffer = LessonBuffer(plan.most_bytes, plan.seed)
+        self.buffer = LessonBuffer(plan.most_bytes, plan.seed, 2 * plan.held_texts)
         self.taken = self.steps = 0
         self.parent: WeightVersion | None = None
         self.since = 0
@@ -167,7 +167,7 @@ class OnlineLearner:
         torch.nn.utils.clip_grad_norm_(self.training.parameters(), 1.0)
         self.optimizer.step()
         self.taken, self.steps = self.taken + 1, self.steps + 1
-        return float(loss)
+        return float(loss.detach())
 
     def look(self) -> Look:
         """Compare, and let another version be used if that is better; the number goes into the keys of texts."""
@@ -187,7 +187,7 @@ class OnlineLearner:
 
     def forget(self) -> Look:
         """Drop all lessons, and begin again with the weights that nothing was learnt for."""
-        self.buffer = LessonBuffer(self.plan.most_bytes, self.plan.seed)
+        self.buffer = LessonBuffer(self.plan.most_bytes, self.plan.seed, 2 * self.plan.held_texts)
         self.taken, self.parent = 0, None
         self.used = self._begin()
         return Look(self.folder.in_use().look, FORGOTTEN, self._name(self.used))
@@ -239,7 +239,7 @@ class OnlineLearner:
         if not self.folder.use(version.name, number, self.mark):
             return self.forget()
         self.parent, self.used, self.since = self.used, version, self.buffer.count
-        self.folder.prune()
+        self.folder.prune(self.parent.name)
         return Look(number, SWAPPED, version.name, found)
 
     def _name(self, version: WeightVersion) -> str:

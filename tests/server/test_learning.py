@@ -1,0 +1,276 @@
+"""A server whose draft learns: versions in answers, pins, opting out, what is kept of texts, and who may write."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from serving import PROMPT, ask, chunks, client, error, until
+
+from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.models import load_pair
+from polydraft.models.checkpoints.weight_versions import VersionFolder, weights_of
+from polydraft.options.commands.serve_options import folder_of_versions
+from polydraft.server import Settings
+from polydraft.server.front import learners
+from polydraft.server.worker import learning
+from polydraft.server.worker.teaching import Teaching
+
+SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
+
+
+@contextmanager
+def learning_client(folder: Path, **settings: Any) -> Iterator[TestClient]:
+    with client(learn=str(folder), batch_size=4, **settings) as found:
+        yield found
+
+
+def add_version(folder: Path, seed: int, look: int) -> str:
+    """Write a version of the embedded draft, as a learner would, and let it be used."""
+    stream, own = torch.Generator().manual_seed(seed), weights_of(load_pair().draft)
+    new = {name: value + 0.02 * torch.randn(value.shape, generator=stream) for name, value in own.items()}
+    found = VersionFolder(folder)
+    version = found.add(new, {"look": look})
+    assert found.use(version.name, look, found.mark())
+    found.prune()
+    return f"{version.name}.{look}"
+
+
+def told(answer: dict[str, Any]) -> tuple[str, str]:
+    return answer["choices"][0]["text"], answer["polydraft"]["version"]
+
+
+def metric(found: TestClient, name: str) -> float:
+    lines = found.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"polydraft:{name}")).split()[-1])
+
+
+def test_a_pinned_version_and_a_seed_give_the_same_text_after_swaps_and_a_restart(tmp_path: Path) -> None:
+    with learning_client(tmp_path) as found:
+        first = told(ask(found, **SAMPLED))
+        assert first[1].startswith("0-") and first[1].endswith(".0")
+        names = [first[1]]
+        texts = {first[1]: first[0]}
+        for number in range(1, 6):
+            names.append(add_version(tmp_path, number, number))
+            text, version = told(ask(found, **SAMPLED))
+            assert version == names[-1]
+            texts[version] = text
+        assert len({*texts.values()}) > 3, "each version has numbers of its own"
+        kept = [names[0], *names[-3:]]
+        for name in kept:
+            assert told(ask(found, **SAMPLED, speculative={"version": name})) == (texts[name], name)
+        last = chunks(found, **SAMPLED, speculative={"version": kept[1]})[-1]
+        assert last["polydraft"]["version"] == kept[1]
+    with learning_client(tmp_path) as found:
+        for name in reversed(kept):
+            assert told(ask(found, **SAMPLED, speculative={"version": name})) == (texts[name], name)
+        assert told(ask(found, **SAMPLED))[1] == names[-1]
+        for wrong in (names[1], "7-00000000.1", "x", f"{names[-1]}9"):
+            status, said = error(found, prompt=PROMPT, speculative={"version": wrong})
+            assert (status, said["param"], said["code"]) == (404, "speculative.version", "unknown_version")
+            assert said["message"].endswith(f"the newest one is {names[-1]}.") and wrong in said["message"]
+        folder = VersionFolder(tmp_path)
+        folder.pin("0")
+        assert told(ask(found, **SAMPLED))[1].startswith("0-")
+        folder.forget()
+        assert told(ask(found, **SAMPLED)) == first, "as if nothing had ever been learnt"
+        assert ask(found, speculative={"enabled": False})["polydraft"].get("version") is None
+
+
+def test_what_is_damaged_is_not_served(tmp_path: Path) -> None:
+    older = add_version(tmp_path, 1, 1)
+    newer = add_version(tmp_path, 2, 2)
+    path = tmp_path / "versions" / newer.partition(".")[0] / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged; an older one drafts"), learning_client(tmp_path) as found:
+        assert told(ask(found, **SAMPLED))[1] == f"{older.partition('.')[0]}.2"
+
+
+def test_finished_texts_are_told_and_those_that_opt_out_are_not(tmp_path: Path) -> None:
+    keys = {"keys": ("mine", "other"), "unlearnt_keys": ("other",)}
+    with learning_client(tmp_path, **keys) as found:
+        mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
+
+        def post(headers: dict[str, str], **fields: Any) -> None:
+            body = {"prompt": PROMPT, "max_tokens": 4, **fields}
+            assert found.post("/v1/completions", json=body, headers=headers).status_code == 200
+
+        for fields in (
+            {"learn": False},
+            {"cache_salt": "a"},
+            {"repetition_penalty": 1.2},
+            {"logit_bias": {"5": 1.0}},
+            {"min_tokens": 2},
+            {"presence_penalty": 0.5},
+            {"response_format": {"type": "regex", "regex": "[ab]+"}},
+        ):
+            post(mine, **fields)
+        post(other)
+        post(mine)
+        post(mine, learn=True, temperature=0.7, top_p=0.9, n=2)
+        until(lambda: metric(found, "learn_texts_total") >= 3, 60)
+        time.sleep(0.2)
+        assert metric(found, "learn_texts_total") == 3 and metric(found, "learn_bytes") > 0
+        assert metric(found, "learn_version") == metric(found, "learn_look") == 0
+
+
+def test_a_canary_is_in_no_file_log_or_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    canary = "canary_87x = 'zq'"
+    tokenizer = load_pair().tokenizer
+    ids = tokenizer(canary, add_special_tokens=False).input_ids
+    with caplog.at_level(logging.DEBUG), learning_client(tmp_path) as found:
+        ask(found, prompt=canary, max_tokens=4)
+        until(lambda: metric(found, "learn_texts_total") >= 1, 60)
+        add_version(tmp_path, 1, 1)
+        ask(found, prompt=canary, max_tokens=4)
+        said = found.get("/metrics").text + caplog.text
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    spelt = [torch.tensor(ids, dtype=kind).numpy().tobytes() for kind in (torch.int16, torch.int32, torch.int64)]
+    written = [repr(ids)[1:-1], ",".join(map(str, ids)), " ".join(map(str, ids))]
+    assert len(ids) > 3 and canary not in said and not any(one in said for one in written)
+    assert not any(one in kept for one in [canary.encode(), *spelt, *(one.encode() for one in written)])
+
+
+def test_without_learning_nothing_of_it_runs(app: TestClient) -> None:
+    before = {one.name for one in threading.enumerate()}
+    answer = ask(app)
+    assert "version" not in answer["polydraft"] and "learn" not in app.get("/metrics").text
+    assert {one.name for one in threading.enumerate()} == before
+    assert app.app.state.desk.learner is None  # pyright: ignore[reportAttributeAccessIssue]
+    ask(app, learn=False)
+    for fields, param in (({"learn": True}, "learn"), ({"speculative": {"version": "1"}}, "speculative.version")):
+        status, said = error(app, prompt=PROMPT, **fields)
+        assert (status, said["param"]) == (400, param) and "this server does not learn" in said["message"]
+
+
+def test_a_second_server_reads_what_the_first_one_learns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), VersionFolder(tmp_path).written() as mine, learning_client(tmp_path) as found:
+        assert mine
+        until(lambda: found.app.state.desk.learner.off, 60)  # pyright: ignore[reportAttributeAccessIssue]
+        name = add_version(tmp_path, 1, 1)
+        assert told(ask(found))[1] == name
+        assert "learn_texts_total 0" in found.get("/metrics").text.replace('{model_name="polydraft-embedded"}', "")
+    assert [one.told["message"] for one in caplog.records if one.getMessage() == "reading versions"] == [
+        "another server learns in the folder, so this one uses its versions and learns nothing"
+    ]
+
+
+def test_a_learner_that_ends_costs_nothing_and_is_off_after_three_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = itertools.count()
+
+    def broken(*_: object) -> Any:
+        next(begun)
+        raise MemoryError("too much")
+
+    monkeypatch.setattr(learning, "_learner", broken)
+    with caplog.at_level(logging.WARNING), learning_client(tmp_path) as found:
+        until(lambda: found.app.state.desk.learner.off, 60)  # pyright: ignore[reportAttributeAccessIssue]
+        assert ask(found)["choices"] and metric(found, "learn_restarts_total") == learners.RESTARTS == 3
+    assert next(begun) == 4
+    (warned,) = [one.told["message"] for one in caplog.records if one.getMessage() == "warning"]
+    assert warned == "the learner ended 4 times, the last time for this reason, and is off: MemoryError: too much"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"draft": "pair-head", "target": "pair"}, "not for the .* drafter: name one by --draft"),
+    ({"draft": "self:int8", "target": "pair"}, "not for the self drafter"),
+    ({"target": "pair"}, "not for no draft: name one by --draft"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), BAD, ids=[str(settings) for settings, _ in BAD])
+def test_what_cannot_learn_is_refused_before_anything_is_served(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PolydraftError, match=rf"--learn is for a draft model of its own, .*{said}"):
+        with learning_client(tmp_path, **settings):
+            pass
+
+
+def test_too_little_memory_to_choose_by_is_refused(tmp_path: Path) -> None:
+    said = r"--learn-bytes is 1000000, but with this target 200 texts .* take 106496000:"
+    with pytest.raises(PolydraftError, match=said):
+        with learning_client(tmp_path, learn_bytes=10**6):
+            pass
+
+
+def test_a_folder_of_another_target_is_refused(tmp_path: Path) -> None:
+    VersionFolder(tmp_path).check_origin("aa", "bb")
+    with pytest.raises(PolydraftError, match="was learnt for another target; name another folder by --learn"):
+        with learning_client(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"plan": "auto"}, "--plan auto knows what one draft's weights bring"),
+        ({"parallel": "2"}, "leave --parallel or --learn out"),
+        ({"unlearnt_keys": ("a",), "keys": ("b",)}, "--unlearnt-key must be one of the keys"),
+        ({"learn": None, "unlearnt_keys": ("a",), "keys": ("a",)}, "--unlearnt-key is for a server that learns"),
+        ({"learn": None, "learn_bytes": 1}, "--learn-bytes is for a server that learns"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=said):
+        Settings(**{"learn": str(tmp_path), **settings})
+
+
+def test_a_file_is_no_folder_to_learn_into(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidParameter, match="is a file, not a folder"):
+        folder_of_versions(str(tmp_path / "file"))
+
+
+class Stepping:
+    """A clock that goes on as it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_lessons_take_a_fiftieth_of_the_time_while_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said = Stepping(), list[Any]()
+    teaching = Teaching(None, said.append, clock)  # pyright: ignore[reportArgumentType]
+
+    def read(self: Teaching, _: object) -> Iterator[None]:
+        clock.now += 1.0
+        yield
+        clock.now += 1.0
+        said.append("lesson")
+
+    monkeypatch.setattr(Teaching, "_read", read)
+    for number in range(3):
+        teaching._open[number] = [1, 2], 1, 1.0
+        teaching.gained(number, {"tokens": [3], "finish": ""})
+        teaching.gained(number, {"tokens": [4], "finish": "eos"})
+        teaching.leaves(number)
+    teaching._open["cancelled"] = [1], 1, 1.0
+    teaching.leaves("cancelled")
+    teaching.teach(idle=False)
+    assert clock.now == 1.0 and teaching.pending
+    teaching.teach(idle=False)
+    assert clock.now == 1.0, "not before its share allows it"
+    clock.now = 51.0
+    teaching.teach(idle=False)
+    assert said == ["lesson"]
+    for _ in range(4):
+        teaching.teach(idle=True)
+    assert said == ["lesson"] * 3 and not teaching.pending
+    teaching._open[4] = [1, 2], 1, 1.0
+    teaching.stop()
+    teaching.gained(4, {"tokens": [3], "finish": "eos"})
+    assert not teaching.pending
