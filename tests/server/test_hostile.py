@@ -217,8 +217,8 @@ def test_what_was_predicted_is_forgotten_with_its_text(served: LoadedModels, mon
     writing, made = Writing(served, lambda event: None), list[weakref.ref[Method]]()
     method_for, warned = writing.shelf.method_for, writing._observer._warned
 
-    def noted(speculation: Any, params: SamplingParams, prediction: tuple[int, ...] = ()) -> Method:
-        method = method_for(speculation, params, prediction)
+    def noted(speculation: Any, params: SamplingParams, prediction: tuple[int, ...] = (), draft: Any = None) -> Method:
+        method = method_for(speculation, params, prediction, draft)
         if prediction:
             made.append(weakref.ref(method))
             warned.add(id(method))  # as if its drafter had failed

@@ -61,7 +61,7 @@ def test_what_a_worker_warns_of_is_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "work", warning)
-    monkeypatch.setattr(workers, "_context", lambda: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "process_context", lambda: multiprocessing.get_context("fork"))
     heard: queue.Queue[Event] = queue.Queue()
     with warnings.catch_warnings():
         warnings.simplefilter("default")

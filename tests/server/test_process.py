@@ -169,7 +169,7 @@ def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) 
 
     monkeypatch.setattr(workers, "work", work)
     monkeypatch.setattr(workers, "BEAT", 0.05)
-    monkeypatch.setattr(workers, "_context", lambda: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "process_context", lambda: multiprocessing.get_context("fork"))
     heard: queue.Queue[Event] = queue.Queue()
     worker = workers.ProcessWorker(Settings(stall=1), heard.put)
     assert heard.get(timeout=10).kind == "ready"
@@ -184,7 +184,7 @@ def test_the_watch_sees_what_hangs(monkeypatch: pytest.MonkeyPatch, hangs: Any) 
 def two_events_of(work: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
     """Let a process do this work, and return the first two things that it says."""
     monkeypatch.setattr(workers, "work", work)
-    monkeypatch.setattr(workers, "_context", lambda: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(workers, "process_context", lambda: multiprocessing.get_context("fork"))
     heard: queue.Queue[Event] = queue.Queue()
     workers.ProcessWorker(Settings(), heard.put)
     return heard.get(timeout=10), heard.get(timeout=10)
