@@ -80,7 +80,12 @@ def drafted_anew(drafter: ModelDrafter, request: DraftRequest, session: Session 
 
 
 class Changing(Scheming):
-    """Its weights are changed inside a tree: the rows that it reports are not those that tokens were drawn from."""
+    """Its weights are changed inside a tree: the rows that it reports are not those that tokens were drawn from.
+
+    It says that it is sound, as a draft model does: else its rows are compared with those that were drawn from.
+    """
+
+    sound = True
 
     def draft(self, state: Learnt, request: DraftRequest) -> tuple[Draft, Learnt]:
         draft = drafted_anew(self.of(state), request, self.session)
@@ -93,7 +98,8 @@ class Changing(Scheming):
                 path, parent = [int(draft.tree.tokens[0, parent]), *path], int(draft.tree.parents[0, parent])
             logits = other.after([*before, *path]).log().view(1, 1, -1)
             rows.append(draft_rows(logits, SamplingParams(), None, IID())[1][0, 0])
-        return replace(draft, probs=torch.stack(rows)[None, : draft.probs.shape[1]]), state
+        new = torch.stack(rows)[None, : draft.probs.shape[1]]
+        return replace(draft, probs=new.where(draft.probs.sum(-1, keepdim=True) > 0, draft.probs)), state
 
 
 @pytest.mark.parametrize(("rule", "policy", "steps"), TREES, ids=["chain", "tree"])
