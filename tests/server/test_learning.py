@@ -274,3 +274,17 @@ def test_lessons_take_a_fiftieth_of_the_time_while_texts_are_written(monkeypatch
     teaching.stop()
     teaching.gained(4, {"tokens": [3], "finish": "eos"})
     assert not teaching.pending
+
+
+def test_a_text_that_cannot_be_read_ends_learning_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Teaching, _: object) -> Iterator[None]:
+        raise RuntimeError("out of memory")
+        yield
+
+    monkeypatch.setattr(Teaching, "_read", read)
+    teaching = Teaching(None, list[Any]().append)  # pyright: ignore[reportArgumentType]
+    teaching._open[0] = [1, 2], 1, 1.0  # noqa: SLF001
+    teaching.gained(0, {"tokens": [3], "finish": "eos"})
+    with pytest.warns(UserWarning, match="nothing more is learnt: out of memory"):
+        teaching.teach(idle=True)
+    assert not teaching.on and not teaching.pending

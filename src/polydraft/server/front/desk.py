@@ -12,7 +12,7 @@ from typing import Any
 
 from polydraft.errors import PolydraftError
 from polydraft.options.commands.serve_options import Settings
-from polydraft.server.front.learners import Learner
+from polydraft.server.front.learners import LearnerPlace
 from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Metrics, Timing
 from polydraft.server.front.slots import WorkerSlot, chosen
@@ -54,7 +54,7 @@ class Desk:
         self._idle = asyncio.Event()
         self._idle.set()
         self._restarts: set[asyncio.Task[None]] = set()
-        self.learner = None if settings.learn is None else Learner(settings, metrics, self._unlearn)
+        self.learner = None if settings.learn is None else LearnerPlace(settings, metrics, self._unlearn)
 
     @property
     def outstanding(self) -> int:

@@ -22,7 +22,7 @@ MOST_TOLD = 64
 """Lessons that wait for the learner; what comes then is not learnt from."""
 
 
-class Learner:
+class LearnerPlace:
     """Keep a learner going, whatever becomes of it: no request waits for it or is lost with it.
 
     Args:

@@ -69,7 +69,9 @@ def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
     from polydraft.training.heads.losses.masked_training import copied
     from polydraft.training.heads.losses.row_losses import TargetEnds
 
-    served = load_served(replace(settings, learn=None, learn_bytes=None, unlearnt_keys=(), device="cpu"))
+    served = load_served(
+        replace(settings, learn=None, learn_bytes=None, unlearnt_keys=(), device="cpu", draft_device=None)
+    )
     module = module_to_learn(served.draft)
     network = copied(module, 0, None)
     plan = plan or LearningPlan(most_bytes=bytes_to_learn(settings, served.target.width))

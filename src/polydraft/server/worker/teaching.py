@@ -6,6 +6,7 @@ without learning. It is done while nothing else is, and at most a fiftieth of th
 """
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -101,7 +102,13 @@ class Teaching:
         if not self.pending or (not idle and self._spent > SHARE * (now - self._since)):
             return
         self._reading = self._reading or self._read(self._waiting.popleft())
-        if next(self._reading, self) is self:
+        try:
+            over = next(self._reading, self) is self
+        except Exception as error:  # noqa: BLE001  whatever it is, texts are written on
+            self.stop()
+            warnings.warn(f"A finished text cannot be read, and nothing more is learnt: {error}", stacklevel=2)
+            return
+        if over:
             self._reading = None
         self._spent += 0.0 if idle else self._clock() - now
 
