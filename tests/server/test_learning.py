@@ -283,7 +283,7 @@ def test_a_text_that_cannot_be_read_ends_learning_and_nothing_else(monkeypatch: 
 
     monkeypatch.setattr(Teaching, "_read", read)
     teaching = Teaching(None, list[Any]().append)  # pyright: ignore[reportArgumentType]
-    teaching._open[0] = [1, 2], 1, 1.0  # noqa: SLF001
+    teaching._open[0] = [1, 2], 1, 1.0
     teaching.gained(0, {"tokens": [3], "finish": "eos"})
     with pytest.warns(UserWarning, match="nothing more is learnt: out of memory"):
         teaching.teach(idle=True)
