@@ -228,7 +228,7 @@ def test_under_torchrun_rank_0_writes_and_another_world_size_is_said(count: int,
 
 
 IN_STEP = """
-import sys, torch, polydraft
+import os, sys, torch, polydraft
 from polydraft.errors import InvalidParameter
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
@@ -239,8 +239,9 @@ for options in ({"policy": "auto"}, {"drafter": "suffix:/tmp/none"}, {"temperatu
     try:
         polydraft.generate(model, ids, max_new_tokens=4, **options)
     except InvalidParameter as error:
-        print("REFUSED", error, flush=True)
-print("TEXT", polydraft.generate(model, ids, max_new_tokens=8, temperature=1.0, seed=1).sequences.tolist(), flush=True)
+        os.write(1, f"REFUSED {error}\\n".encode())  # in one piece, since both ranks write there
+texts = polydraft.generate(model, ids, max_new_tokens=8, temperature=1.0, seed=1).sequences.tolist()
+os.write(1, f"TEXT {texts}\\n".encode())
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
