@@ -264,7 +264,8 @@ def test_trees_that_grow_have_curves_by_where_a_node_stands(scheme: Scheme):
         joint, accepted = written(world, rule, draft, chance)
         torch.testing.assert_close(joint, world.joint, rtol=0, atol=1e-9)
         kept.append(accepted)
-    assert kept[2] < kept[1] - 1e-3
+    if scheme != TopThenSample():  # what two drafts keep of which the first is certain does not depend on these curves
+        assert kept[2] < kept[1] - 1e-3
 
 
 @dataclass(frozen=True)
