@@ -181,13 +181,13 @@ STRETCH = (0, 1) * 4
 
 @pytest.mark.parametrize("params", [HOT, replace(HOT, temperature=0.0)], ids=["drawn", "greedy"])
 def test_a_stretch_takes_one_pass(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight forced tokens and the choice behind them come of one pass, the end of the text of another."""
+    """Eight forced tokens and the choice behind them come of one pass, the end of the text, which is forced, of another."""
     plain = Method(NoDraft(), TopDown(NaiveMatch(Given())), Chain(1))
     for seed in range(8):
         (one,) = written([LONG], plain, params, seed)
         assert one.tokens[:8] == STRETCH and one.tokens[9:] == (END,)
-        assert (one.passes, one.forced) == (2, 8)
-    monkeypatch.setattr(forced, "MOST", 0)
+        assert (one.passes, one.forced) == (2, 9)
+    monkeypatch.setattr(forced, "MOST_FORCED", 0)
     (one,) = written([LONG], plain, params)
     assert (one.passes, one.forced) == (10, 0)
 
@@ -199,7 +199,7 @@ def test_greedy_texts_stay_and_passes_are_no_more(
     method, params = Method(drafter_of(drafts), rule, policy), replace(HOT, temperature=0.0)
     patterns = [*WORDS, LONG, "(a|bab|bbab){3}"]
     found = {one: written([one], method, params)[0] for one in patterns}
-    monkeypatch.setattr(forced, "MOST", 0)
+    monkeypatch.setattr(forced, "MOST_FORCED", 0)
     for one in patterns:
         (before,) = written([one], method, params)
         assert found[one].tokens == before.tokens and found[one].passes <= before.passes
@@ -222,7 +222,7 @@ def test_a_seeds_text_is_the_same_by_shared_noise(monkeypatch: pytest.MonkeyPatc
     with_stretches = [
         [written([one], method, seed=seed)[0] for one in patterns for seed in range(8)] for method in methods
     ]
-    monkeypatch.setattr(forced, "MOST", 0)
+    monkeypatch.setattr(forced, "MOST_FORCED", 0)
     without = [[written([one], method, seed=seed)[0] for one in patterns for seed in range(8)] for method in methods]
     texts = [[one.tokens for one in found] for found in (*with_stretches, *without)]
     assert all(one == texts[0] for one in texts) and len(set(texts[0])) > 4
@@ -232,4 +232,4 @@ def test_a_seeds_text_is_the_same_by_shared_noise(monkeypatch: pytest.MonkeyPatc
 def test_a_text_ends_in_the_middle_of_a_stretch() -> None:
     plain = Method(NoDraft(), TopDown(NaiveMatch(Given())), Chain(1))
     (one,) = written([LONG], plain, new=5)
-    assert one == Written(STRETCH[:5], 1, 4)
+    assert one == Written(STRETCH[:5], 1, 5)

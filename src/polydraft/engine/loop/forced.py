@@ -29,8 +29,9 @@ from polydraft.engine.target_law import TargetLaw
 from polydraft.probs import Noise, sent
 from polydraft.trees import Draft, Piece, TokenTree, Topology, Verdict
 
-MOST = 16
-"""The most forced tokens of a row that are scored in a step: a pass over more tokens takes longer."""
+MOST_FORCED = 16
+"""The most forced tokens of a row that are scored in a step: a pass over more tokens takes longer. A batch whose rows
+may have grammars has so many key slots more, so that what is hung in a row does not depend on its neighbours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ def forced_behind(tree: TokenTree, batch: Batch, beside: int) -> Forced | None:
     """
     model, width = batch.reader.model, tree.tokens.shape[1]
     single = getattr(model, "of_one_shape", False) or getattr(model, "crowded", None) is not None
-    room = min(MOST, batch.text.tokens.shape[1] - max(batch.text.counts) + 1 - width - beside)
+    room = min(MOST_FORCED, batch.text.tokens.shape[1] - max(batch.text.counts) + 1 - width - beside)
     if room < 1 or single or not (model.facts.branches or width == 1):
         return None
     found = [_stretches(tree, batch, row, room) if row in batch.going else {} for row in range(len(batch))]

@@ -32,7 +32,7 @@ from polydraft.engine.loop.drafting import (
     verdicts,
 )
 from polydraft.engine.loop.faults import NO_LAW, committed_apart, drafted_apart, row_by_row, settled, without_rows
-from polydraft.engine.loop.forced import Forced, followed, forced_behind
+from polydraft.engine.loop.forced import MOST_FORCED, Forced, followed, forced_behind
 from polydraft.engine.output import Past, check_keys, emitted_rows
 from polydraft.engine.target_law import Ending, TargetLaw, TargetRows, in_step, target_rows
 from polydraft.errors import ContextOverflow
@@ -293,7 +293,8 @@ def begin(
     A model whose tokens depend on others of their pass reads a prompt as Hugging Face's `generate` does, in one pass:
     that of the first step.
     """
-    room = capacity or capacity_for(method, prompts.endings)
+    spare = MOST_FORCED * any(map(attrgetter("processors"), prompts.laws))
+    room = capacity or capacity_for(method, prompts.endings) + spare
     batch = opened(target, method, prompts, room, past=past, fault=fault, clock=clock)
     if past:
         check_keys(batch.reader, batch.text)

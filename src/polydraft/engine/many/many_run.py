@@ -20,6 +20,7 @@ from polydraft.engine.choices import (
 from polydraft.engine.emission import Emission, Statistics, names_of
 from polydraft.engine.generate import target_model
 from polydraft.engine.loop.batch import Method, check_drafting
+from polydraft.engine.loop.forced import MOST_FORCED
 from polydraft.engine.loop.step import room_for
 from polydraft.engine.many.asked import (
     LARGEST_SEED,
@@ -320,7 +321,8 @@ def generate_many(
         check_crowd(target, one.drafter, together=True)
         check_drafting(one)
     size = min(batch_size, len(asked))
-    capacity = longest_text(target, asked, options) + room_for(every)
+    spare = MOST_FORCED * any(one.get("grammar") is not None for one in (options, *own_options.values()))
+    capacity = longest_text(target, asked, options) + room_for(every) + spare
     if asked:
         models = {id(model): model for one in every for model in owned_models(one.drafter)}
         check_memory([target, *models.values()], size, capacity)
