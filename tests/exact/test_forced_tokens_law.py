@@ -181,7 +181,7 @@ STRETCH = (0, 1) * 4
 
 @pytest.mark.parametrize("params", [HOT, replace(HOT, temperature=0.0)], ids=["drawn", "greedy"])
 def test_a_stretch_takes_one_pass(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight forced tokens and the choice behind them come of one pass, the end of the text, which is forced, of another."""
+    """Eight forced tokens and the choice behind them come of one pass, the forced end of the text of another."""
     plain = Method(NoDraft(), TopDown(NaiveMatch(Given())), Chain(1))
     for seed in range(8):
         (one,) = written([LONG], plain, params, seed)
