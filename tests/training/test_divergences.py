@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain, combinations
 from math import log
 
 import pytest
@@ -9,12 +10,17 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
+from polydraft.schemes import IID
+from polydraft.theory import optimal_acceptance
 from polydraft.training.alignment.divergences import (
+    drawn_variation,
     hardest,
     mixture_divergence,
     product_loss,
     reverse_divergence,
     sampled_variation,
+    several_agreement,
+    several_loss,
 )
 from polydraft.training.heads.losses.row_losses import (
     forward_divergence,
@@ -59,7 +65,14 @@ def enumerated(logits: Tensor) -> dict[str, float]:
         "mixture .9": mixture(0.9),
         "variation": 1 - overlap,
         "lk-alpha": -log(overlap),
+        **{f"lk-alpha-{drafts}": -log(optimum(draft, target, drafts)) for drafts in (1, 2, 4)},
     }
+
+
+def optimum(draft: list[float], target: list[float], drafts: int) -> float:
+    """Return 1 + min_H [p(H) - q(H)^k] over all sets of tokens."""
+    sets = chain.from_iterable(combinations(range(3), size) for size in range(4))
+    return 1 + min(sum(target[x] for x in one) - sum(draft[x] for x in one) ** drafts for one in sets)
 
 
 LOSSES: dict[str, Loss] = {
@@ -69,6 +82,7 @@ LOSSES: dict[str, Loss] = {
     "mixture .9": partial(mixture_divergence, share=0.9),
     "variation": total_variation,
     "lk-alpha": lk_alpha,
+    **{f"lk-alpha-{drafts}": partial(several_loss, drafts=drafts) for drafts in (1, 2, 4)},
 }
 
 
@@ -135,9 +149,30 @@ def in_bfloat16(logits: Tensor, target: Tensor) -> Tensor:
     return forward_divergence(logits.bfloat16().double(), target)
 
 
+def covered_by_chance(logits: Tensor, target: Tensor) -> Tensor:
+    """Take 1 - (1 - alpha)^2 for what two drafts are accepted by, as if both were verified alone."""
+    return -(1 - total_variation(logits, target) ** 2).log()
+
+
+def of_one_draft(logits: Tensor, target: Tensor) -> Tensor:
+    """Train the best single draft, whatever is drawn of it."""
+    return lk_alpha(logits, target)
+
+
+def other_end(logits: Tensor, target: Tensor) -> Tensor:
+    """Take in the tokens from the end that the draft underrates."""
+    draft = logits.softmax(-1)
+    order = (draft / target).argsort()
+    gaps = [target[order[:size]].sum() - draft[order[:size]].sum() ** 2 for size in range(4)]
+    return -(1 + torch.stack(gaps).min()).log()
+
+
 @pytest.mark.parametrize(
     ("mistake", "name"),
     [
+        (covered_by_chance, "lk-alpha-2"),
+        (of_one_draft, "lk-alpha-2"),
+        (other_end, "lk-alpha-2"),
         (unscaled, "mixture .9"),
         (logs_mixed, "mixture .9"),
         (swapped, "mixture .9"),
@@ -161,6 +196,32 @@ def test_sampled_variation_has_the_gradient_of_the_sum_divided_by_its_spread() -
     exact = slope(lambda one: total_variation(one, TARGET), draft.log())
     torch.testing.assert_close(found * reward.std(correction=0), exact, rtol=0, atol=1e-12)
     assert float(exact.abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 4])
+def test_what_several_drafts_are_accepted_by_is_the_optimum_of_theory(drafts: int) -> None:
+    stream = torch.Generator().manual_seed(4)
+    logits, target = (torch.randn(20, 7, generator=stream, dtype=torch.float64) for _ in range(2))
+    target = (2 * target).softmax(-1).where(target > -1, 0.0)
+    target = target / target.sum(-1, keepdim=True)
+    found = several_agreement(logits, target, drafts)
+    torch.testing.assert_close(found, optimal_acceptance(logits.softmax(-1), target, IID(), drafts), rtol=0, atol=1e-12)
+    if drafts == 1:
+        torch.testing.assert_close(found, 1 - total_variation(logits, target), rtol=0, atol=1e-12)
+
+
+def test_drawn_tokens_are_the_drafts_own_and_new_ones_each_time() -> None:
+    """OSD's mix seeds torch anew at each call, so that the same tokens are drawn for ever."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        logits = LOGITS.expand(4000, 3).clone().requires_grad_()
+        slopes = [torch.autograd.grad(drawn_variation(logits, TARGET.expand(4000, 3)).sum(), logits)[0] for _ in "ab"]
+    drawn = [one.abs().argmax(-1) for one in slopes]
+    assert not torch.equal(*drawn)
+    draft, reward = LOGITS.softmax(-1), (TARGET > LOGITS.softmax(-1)).double()
+    spread = (draft @ reward * (1 - draft @ reward)) ** 0.5
+    exact = slope(lambda one: total_variation(one, TARGET))
+    torch.testing.assert_close(slopes[0].mean(0) * spread, exact, rtol=0, atol=0.03)  # five standard errors
 
 
 def test_all_rewarded_tokens_of_a_batch_teach_nothing() -> None:
@@ -191,6 +252,28 @@ def test_the_filter_is_neither_that_of_micro_batches_nor_a_mean_over_all_tokens(
     assert not torch.equal(torch.cat(micro), kept)
     mean, by_all = weighted(losses, kept.float()), (losses * kept).sum() / VALID.sum()
     assert float(by_all) == pytest.approx(float(mean) / 2)
+
+
+def test_the_filtered_loss_has_the_gradient_of_the_mean_over_the_tokens_that_are_kept() -> None:
+    """KL(p || q) of four tokens, of which a reference finds two easier than the draft does."""
+    shifts = torch.tensor([[0.0, 0.4, -0.3], [0.8, -0.5, 0.1], [0.2, 0.2, 0.9], [-1.0, 0.3, 0.0]], dtype=torch.float64)
+    reference = torch.tensor([0.4, 0.9, 0.02, 0.01], dtype=torch.float64)
+    target = TARGET.expand(4, 3)
+
+    def filtered(logits: Tensor) -> Tensor:
+        values = forward_divergence(logits + shifts, target)
+        return values[hardest(values, reference, torch.ones(4, dtype=torch.bool), 0.5)].mean()
+
+    def by_hand(logits: Tensor) -> float:
+        rows = (logits + shifts).softmax(-1).tolist()
+        losses = [sum(a * log(a / b) for a, b in zip(TARGET.tolist(), row, strict=True)) for row in rows]
+        gaps = [loss - own for loss, own in zip(losses, reference.tolist(), strict=True)]
+        return sum(losses[place] for place in sorted(range(4), key=lambda one: -gaps[one])[:2]) / 2
+
+    assert float(filtered(LOGITS)) == pytest.approx(by_hand(LOGITS), abs=1e-12)
+    torch.testing.assert_close(slope(filtered), differences(by_hand), rtol=0, atol=1e-8)
+    everything = slope(lambda one: forward_divergence(one + shifts, target).mean())
+    assert float((everything - differences(by_hand)).abs().max()) > 1e-3  # without the filter the check fails
 
 
 def test_products_of_overlaps_are_as_they_are_published() -> None:

@@ -23,10 +23,11 @@ from polydraft.training.alignment.draft_forms import (
     narrowed,
     principal,
 )
-from polydraft.training.alignment.draft_training import CHAIN, DRAFT_LOSSES, DraftTraining, draft_loss, splits
+from polydraft.training.alignment.draft_losses import CHAIN, DRAFT_LOSSES, draft_loss
+from polydraft.training.alignment.draft_training import DraftTraining, splits
 from polydraft.training.alignment.held_out import HeldOutTexts, score, tokens_per_call
 from polydraft.training.alignment.own_text import OwnTexts, chains_of_text
-from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
+from polydraft.training.alignment.text_calls import expected_calls
 from polydraft.training.heads.loop import HeadRecipe, run_steps
 from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, forward_divergence
 from polydraft.training.heads.shards import Shards, WritingPlan, write_shards
@@ -59,7 +60,10 @@ def batch() -> tuple[HeadBatch, Tensor]:
 
 
 def training(loss: str, scale: float = 0.1) -> DraftTraining:
-    return DraftTraining(perturbed(target(), scale), TargetEnds.of(target()), draft_loss(loss), heat=0.8)
+    network, ends, reference = perturbed(target(), scale), TargetEnds.of(target()), None
+    if draft_loss(loss).share < 1:
+        reference = DraftTraining(perturbed(target(), 0.7 * scale, 5), ends, draft_loss("fkl"), heat=0.8)
+    return DraftTraining(network, ends, draft_loss(loss), 0.8, reference)
 
 
 def expected(loss: str, one: DraftTraining) -> Tensor:
@@ -73,17 +77,81 @@ def expected(loss: str, one: DraftTraining) -> Tensor:
         logits, law = drafted[row, places - 1] / at, (wanted[row, places - 1] / at).softmax(-1)
         total.append(kind.rows(logits, law))
         count += len(places)
-        if kind.calls and heat:
+        if kind.paths is not None and heat:
             own = texts.ids[row, places].unsqueeze(-1)
             ratio = (logits.softmax(-1).gather(-1, own) / law.gather(-1, own)).squeeze(-1)
-            chains = torch.nn.functional.pad(ratio, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
-            calls.append(expected_calls(kept_as_block(chains)[None], torch.tensor([len(places)])).sum())
+            overlap = torch.minimum(logits.softmax(-1), law).sum(-1)
+            calls.append(of_text(loss, *(chains_of(one, len(places)) for one in (ratio, overlap))))
             tokens += len(places)
     mean = torch.cat(total).sum() / count
-    return kind.weight * mean + (kind.calls * torch.stack(calls).sum() / tokens if calls else 0)
+    return kind.weight * mean + (torch.stack(calls).sum() / tokens if calls else 0)
 
 
-@pytest.mark.parametrize("loss", DRAFT_LOSSES)
+def chains_of(values: Tensor, count: int) -> list[Tensor]:
+    """Return the values of the chain that begins at every place, no further than the text goes."""
+    return [
+        torch.nn.functional.pad(values[place : place + CHAIN], (0, max(0, place + CHAIN - count)))
+        for place in range(count)
+    ]
+
+
+def of_text(loss: str, ratios: list[Tensor], overlaps: list[Tensor]) -> Tensor:
+    """Return a loss of a whole text by its definition."""
+    kept = [
+        (one.cumprod(-1).cummin(-1).values if "token" not in loss else one.clamp_max(1).cumprod(-1)).clamp_max(1)
+        for one in ratios
+    ]
+    if loss.startswith("calls"):
+        return expected_calls(torch.stack(kept)[None], torch.tensor([len(kept)])).sum()
+    if loss == "products":
+        return torch.stack([1 - one.cumprod(-1).sum() / CHAIN for one in overlaps]).sum()
+    if loss == "accepted":
+        return torch.stack([1 - one.sum() / CHAIN for one in kept]).sum()
+    before = [torch.cat([torch.ones(1), one[:-1]]) for one in kept]
+    return torch.stack([1 - (one * own).sum() / CHAIN for one, own in zip(before, overlaps, strict=True)]).sum()
+
+
+DRAWN = "tvd++"
+WHOLE = [word for word, loss in DRAFT_LOSSES.items() if loss.share == 1 and word != DRAWN]
+
+
+def test_a_filtered_loss_is_the_mean_over_the_rows_that_the_reference_finds_easier() -> None:
+    one, (texts, heats) = training("adaspec"), batch()
+    rows = [all_rows(network, "fkl") for network in (one.network, perturbed(target(), 0.07, 5))]
+    gaps = (rows[0] - rows[1]).detach()
+    kept = gaps.argsort(descending=True)[: round(0.4 * len(gaps))]
+    found = one(**vars(texts), heat=heats)["loss"].detach()
+    torch.testing.assert_close(found, rows[0][kept].mean().detach(), rtol=1e-4, atol=1e-5)
+    assert abs(float(found - rows[0].mean().detach())) > 1e-3
+    assert not any("reference" in name for name, _ in one.named_parameters())
+    with pytest.raises(InvalidParameter, match="give a reference"):
+        DraftTraining(perturbed(target(), 0.1), TargetEnds.of(target()), draft_loss("adaspec"))
+
+
+def all_rows(network: PreTrainedModel, loss: str) -> Tensor:
+    """Return a loss of all rows."""
+    (texts, heats), found = batch(), []
+    drafted, wanted = network(texts.ids).logits, target()(texts.ids).logits.detach()
+    for row, heat in enumerate(heats.tolist()):
+        places, at = texts.valid[row].nonzero().flatten() - 1, heat or 0.8
+        found.append(DRAFT_LOSSES[loss].rows(drafted[row, places] / at, (wanted[row, places] / at).softmax(-1)))
+    return torch.cat(found)
+
+
+def test_a_drawn_loss_goes_down_the_total_variation() -> None:
+    """The mean of many draws has the direction of the sum's gradient, and the same draws are made again for it."""
+    one, (texts, heats) = training(DRAWN), batch()
+    weights = one.network.get_output_embeddings().weight  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        slopes = [torch.autograd.grad(one(**vars(texts), heat=heats)["loss"], weights)[0] for _ in range(200)]
+    exact = torch.autograd.grad(all_rows(one.network, "tvd").mean(), weights)[0]
+    mean = torch.stack(slopes).mean(0)
+    assert float(torch.cosine_similarity(mean.flatten(), exact.flatten(), 0)) > 0.7
+    assert not torch.equal(slopes[0], slopes[1])
+
+
+@pytest.mark.parametrize("loss", WHOLE)
 def test_a_loss_is_its_definition_at_the_texts_own_temperatures(loss: str) -> None:
     one, (texts, heats) = training(loss), batch()
     found, wanted = one(**vars(texts), heat=heats)["loss"], expected(loss, one)
@@ -96,7 +164,7 @@ def test_a_loss_is_its_definition_at_the_texts_own_temperatures(loss: str) -> No
 
 def test_losses_differ_and_unknown_ones_are_refused() -> None:
     texts, heats = batch()
-    found = {loss: float(training(loss)(**vars(texts), heat=heats)["loss"].detach()) for loss in DRAFT_LOSSES}
+    found = {loss: float(training(loss)(**vars(texts), heat=heats)["loss"].detach()) for loss in WHOLE}
     assert len({round(value, 5) for value in found.values()}) == len(found)
     with pytest.raises(InvalidParameter, match=r"learns by the loss fkl.*not 'jsb'"):
         draft_loss("jsb")
@@ -134,10 +202,13 @@ def shards(folder: Path, heats: tuple[float, ...] = (1.0, 0.0)) -> tuple[list[Pa
     return found.learnt, found.held_out
 
 
-def test_a_draft_learns_from_shards_without_features_and_is_worth_more_on_held_out_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["tuned", "lora", "boost:2", "boost:2:samples"])
+def test_a_draft_learns_from_shards_without_features_and_is_worth_more_on_held_out_text(
+    form: str, tmp_path: Path
+) -> None:
     learnt, held = shards(tmp_path / "text")
     given = perturbed(target(), 0.15)
-    head = FORMS["tuned"].make(Material(model(), TargetEnds.of(target()), given), "jsd")
+    head = draft_form(form).make(Material(model(), TargetEnds.of(target()), given), "jsd")
     texts = HeldOutTexts.of(model(), held, (0.0, 1.0))
     assert {heat: len(rows) for heat, rows in texts.rows.items()} == {0.0: 2, 1.0: 10}
     before = tokens_per_call(texts.worth(head))
@@ -162,13 +233,18 @@ def test_writing_ends_when_it_is_told_to_and_never_before_there_is_something_to_
     assert len(more.learnt) == 4
 
 
-@pytest.mark.parametrize("form", ["layers", "small", "mixing", "pard"])
-def test_a_form_is_made_drafts_and_is_written(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("form", ["lora", "layers", "width", "small", "mixing", "vocabulary", "pard", "boost:3"])
+def test_a_form_is_made_drafts_and_is_written(form: str, given: bool, tmp_path: Path) -> None:
     from polydraft.engine import draft_for
 
-    material = Material(model(), TargetEnds.of(target()), texts=batch()[0].ids)
-    made = FORMS[form].make(material, FORMS[form].losses[0])
-    made.write(tmp_path / "made", model(), "official", "A card.")
+    if form == "lora" and not given:
+        return
+    start = perturbed(target(), 0.1) if given else None
+    material = Material(model(), TargetEnds.of(target()), start, texts=batch()[0].ids)
+    kind = draft_form(form)
+    made = kind.make(material, kind.losses[0])
+    made.write(tmp_path / "made", model(), kind.folder, "A card.")
     assert (tmp_path / "made" / "README.md").read_text() == "A card."
     assert draft_for(tmp_path / "made", target()) is not None
     if form == "layers":
@@ -193,7 +269,13 @@ def test_narrow_ends_are_the_nearest_of_their_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "told"), [("boost", "lora, width, vocabulary, boost are not made yet"), ("smal", "did you mean small")]
+    ("word", "told"),
+    [
+        ("boost", r"boost:N or boost:N:samples, N from 2 to 8, not 'boost'"),
+        ("boost:1", "not 'boost:1'"),
+        ("boost:2:words", "not 'boost:2:words'"),
+        ("smal", "did you mean small"),
+    ],
 )
 def test_forms_that_are_not_there_are_refused_by_name(word: str, told: str) -> None:
     with pytest.raises(InvalidParameter, match=told):

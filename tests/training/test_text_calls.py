@@ -10,7 +10,15 @@ from torch import Tensor
 
 from polydraft.catalogue import every_scheme
 from polydraft.schemes import IID, Product, Scheme, TopK, enumerate_drafts
-from polydraft.training.alignment.text_calls import accepted, expected_calls, kept_as_block, kept_by_token, ratios
+from polydraft.training.alignment.divergences import product_loss
+from polydraft.training.alignment.text_calls import (
+    accepted,
+    expected_calls,
+    kept_as_block,
+    kept_by_token,
+    ratios,
+    reached_in_draft_text,
+)
 from polydraft.verifiers import BlockVerification, NaiveMatch, NodeVerifier, PathVerifier, SpeculativeSampling, TopDown
 
 RULES = {name: (verifier, scheme, rule) for name, verifier, scheme, rule in chain_rules(tuple(every_scheme()))}
@@ -318,6 +326,50 @@ def test_padding_and_what_follows_the_end_change_the_calls() -> None:
     kept = kept_by_token(path_ratios(PAIR, 2))
     ended, whole = (expected_calls(kept, torch.full((len(kept),), length)) for length in (LENGTH - 1, LENGTH))
     assert float((whole - ended).min()) > 0.01
+
+
+def test_places_of_draft_text_count_as_often_as_decoding_comes_there() -> None:
+    """E_q of a row's number under the weights is the mean over the places that chains from all starts come to."""
+    ratio = torch.tensor([[2.0, 0.5, 4.0, 1.0]], dtype=torch.float64)
+    found = reached_in_draft_text(ratio, 3)
+    exact = torch.tensor([[1, 1 + 0.5, 1 + 1 + 0.5, 1 + 0.25 + 0.25]], dtype=torch.float64) / 3
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+    logits, laws = along(SCORES), along(TARGET)
+    own = logits.softmax(-1)
+    chance = own.gather(-1, TEXTS.unsqueeze(-1)).squeeze(-1).prod(-1)
+    kept = torch.minimum(own, laws).sum(-1)
+    reached = reached_in_draft_text(ratios(logits, laws, TEXTS), DEPTH)[:, 0] * DEPTH  # a chain alone that begins here
+    assert float((chance * reached * kept[:, 0]).sum()) == pytest.approx(float((chance * kept[:, 0]).sum()))
+    weights = torch.nn.functional.pad(
+        (1 / ratios(logits, laws, TEXTS)).clamp_max(1).cumprod(-1)[:, :-1], (1, 0), value=1.0
+    )
+    assert float((chance * (weights * kept).sum(-1)).sum()) == pytest.approx(float(objective(SCORES, TARGET)))
+
+
+def test_products_have_the_gradient_of_their_own_sum() -> None:
+    """1 - (1 / g) E_p sum_d prod_{j <= d} alpha_j, by loops over the 27 texts."""
+
+    def summed(scores: list[Tensor]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for text in TEXTS.tolist():
+            chance, product = torch.ones((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+            found = torch.zeros((), dtype=torch.float64)
+            for depth, (score, law) in enumerate(zip(scores, TARGET, strict=True)):
+                above = tuple(text[:depth])
+                own, row = (one[above] if above else one.reshape(-1, TOKENS)[0] for one in (score, law))
+                product = product * torch.minimum(own.softmax(-1), row).sum()
+                found, chance = found + product, chance * row[text[depth]]
+            total = total + chance * (1 - found / DEPTH)
+        return total
+
+    def learnt(scores: list[Tensor]) -> Tensor:
+        logits, laws = along(scores), along(TARGET)
+        chance = laws.gather(-1, TEXTS.unsqueeze(-1)).squeeze(-1).prod(-1)
+        return (chance * product_loss(torch.minimum(logits.softmax(-1), laws).sum(-1))).sum()
+
+    torch.testing.assert_close(learnt(SCORES), summed(SCORES), rtol=0, atol=1e-12)
+    torch.testing.assert_close(by_autograd(learnt, SCORES), by_differences(summed, SCORES), rtol=0, atol=1e-8)
+    assert float((by_autograd(learnt, SCORES) + EXACT / DEPTH).abs().max()) > 1e-3  # it is not that of accepted drafts
 
 
 def test_a_draft_text_needs_its_score_function() -> None:

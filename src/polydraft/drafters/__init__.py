@@ -1,5 +1,13 @@
 """Drafters: everything that can propose a token tree."""
 
+from polydraft.drafters.boosted import (
+    MEMBERS_FILE,
+    MOST_BOOSTED,
+    BoostedDrafter,
+    boosted_members,
+    is_boosted,
+    member_folders,
+)
 from polydraft.drafters.contract import (
     Collects,
     Decoder,
@@ -80,7 +88,10 @@ from polydraft.drafters.text.suffix import RetrievalDrafter, SuffixDrafter
 __all__ = [
     "LOOKUP",
     "MASKED",
+    "MEMBERS_FILE",
+    "MOST_BOOSTED",
     "AdapterDrafter",
+    "BoostedDrafter",
     "ByDepthDrafter",
     "Chunks",
     "Collects",
@@ -128,6 +139,7 @@ __all__ = [
     "TextStore",
     "TreePass",
     "View",
+    "boosted_members",
     "check_adapter",
     "check_levels",
     "check_target",
@@ -142,12 +154,14 @@ __all__ = [
     "has_head_inside",
     "has_modules",
     "has_store",
+    "is_boosted",
     "is_head",
     "is_sound",
     "known_outside",
     "load_adapter",
     "load_head",
     "load_modules",
+    "member_folders",
     "merge",
     "merge_beside",
     "model_defaults",

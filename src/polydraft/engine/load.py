@@ -19,6 +19,7 @@ from polydraft.catalogue import (
     parse_stack,
 )
 from polydraft.drafters import (
+    BoostedDrafter,
     ByDepthDrafter,
     Drafter,
     DraftRequest,
@@ -27,12 +28,14 @@ from polydraft.drafters import (
     Session,
     SkippingDrafter,
     View,
+    boosted_members,
     check_adapter,
     check_levels,
     check_target,
     drafter_of,
     has_head_inside,
     has_modules,
+    is_boosted,
     is_head,
     load_adapter,
     load_head,
@@ -133,6 +136,9 @@ def load(
         _check_words(str(draft), target, device)  # before weights are read, which takes longer
         pair = load_pair_of_models(target, **placed)
         return replace(pair, draft=draft_for(str(draft), pair.target))
+    if is_boosted(draft):
+        pair = load_pair_of_models(target, **placed)
+        return replace(pair, draft=draft_for(cast(str, draft), pair.target))
     own = shipped_head(target) if draft is None else None
     if own is not None:
         return with_head(load_pair_of_models(target, **placed), own)
@@ -313,6 +319,8 @@ def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
         return view_for(str(name), target)
     if _names_head(name):
         return head_for(name, target)
+    if is_boosted(name):
+        return BoostedDrafter([draft_for(one, target) for one in boosted_members(name)])
     return _checked(load_draft(name, cast(Any, target)))
 
 

@@ -5,7 +5,7 @@ function returns one value per row. Which rows count is the caller's to say (`we
 text, up to its first end token, without prompts and padding, and both laws under the sampling settings that are served.
 
 Sources: DistillSpec (arXiv 2310.08461), GKD (2306.13649), TVD++ (2403.00858, section 3), AdaSPEC (2510.19779), Bebop's
-products of overlaps.
+products of overlaps, the optimal acceptance of several drafts (2502.18779, equation 8).
 """
 
 import torch
@@ -13,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.errors import InvalidParameter
+from polydraft.schemes import IID
+from polydraft.theory import optimal_set
 from polydraft.training.heads.losses.row_losses import Rows, Values, cross_entropy, forward_divergence
 
 
@@ -60,6 +62,35 @@ def sampled_variation(logits: Rows, target: Rows, drawn: Int[Tensor, "*b"]) -> V
         better = (target > draft).gather(-1, drawn.unsqueeze(-1)).squeeze(-1).to(logits)
         reward = (better - better.mean()) / better.std(correction=0).clamp_min(1e-6)
     return reward * cross_entropy(logits, drawn)
+
+
+def drawn_variation(logits: Rows, target: Rows) -> Values:
+    """Return TVD++'s loss at one token of each row that the draft draws, by torch's own random numbers."""
+    chances = logits.detach().softmax(-1).flatten(0, -2)
+    return sampled_variation(logits, target, chances.multinomial(1).view(logits.shape[:-1]))
+
+
+def several_agreement(logits: Rows, target: Rows, drafts: int) -> Values:
+    """Return alpha* = 1 + min_H [p(H) - q(H)^k], the largest chance that one of k independent drafts is accepted.
+
+    The gradient is that at the minimising set H, -k q(H)^(k-1) dq(H), since others are no better near by (envelope).
+    For one draft alpha* is sum_x min(p, q), and its loss -log alpha* is LK's.
+
+    Args:
+        drafts: k.
+    """
+    draft = logits.softmax(-1)
+    with torch.no_grad():
+        found = optimal_set(IID(), draft, target, torch.full(draft.shape[:-1], drafts, device=draft.device))
+        first = torch.arange(draft.shape[-1], device=draft.device) < found.size.unsqueeze(-1)
+        inside = torch.zeros_like(first).scatter(-1, found.order, first)
+    mass, drawn = (torch.where(inside, one, 0.0).sum(-1) for one in (target, draft))
+    return 1 + mass - drawn**drafts
+
+
+def several_loss(logits: Rows, target: Rows, drafts: int) -> Values:
+    """Return -log alpha* of so many independent drafts."""
+    return -several_agreement(logits, target, drafts).clamp_min(1e-5).log()
 
 
 def hardest(

@@ -4,34 +4,47 @@ Layers are chosen by block influence (ShortGPT, arXiv 2403.03853): BI_l = 1 - E 
 and behind a layer. A pruned copy drafts badly until it is healed, which is what the distillation is for.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from polydraft.drafters import ModelDrafter
+from polydraft.drafters import MOST_BOOSTED, BoostedDrafter, ModelDrafter
 from polydraft.drafters.heads.sublayers import Anatomy
-from polydraft.errors import InvalidParameter, hint
+from polydraft.errors import InvalidParameter, hint, shown
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.models.derived import without_layers
-from polydraft.training.alignment.draft_training import DraftTraining, draft_loss
+from polydraft.training.alignment.draft_losses import DRAFT_LOSSES, draft_loss
+from polydraft.training.alignment.draft_training import DraftTraining
+from polydraft.training.alignment.forms.boosting import BoostTraining, write_boosted
+from polydraft.training.alignment.forms.low_rank import correct, write_corrected
+from polydraft.training.alignment.forms.narrower import narrower
+from polydraft.training.alignment.model_weights import read_weights
+from polydraft.training.heads.head_making import usual_form
 from polydraft.training.heads.losses.masked_training import copied, new_llama, write_draft_model
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.makers import MAKERS
-from polydraft.training.heads.new_heads import HeadSize, NewHead, anatomy_for, usual_reads
+from polydraft.training.heads.new_heads import OFFICIAL, HeadSize, NewHead, anatomy_for, usual_reads
 
-TUNED, LAYERS, SMALL = "tuned", "layers", "small"
+TUNED, LORA, LAYERS, WIDTH, SMALL, VOCABULARY, BOOST = (
+    *("tuned", "lora", "layers", "width", "small", "vocabulary", "boost"),
+)
 SHARE = 5
 """One in so many of the target's layers is left."""
 NARROWEST, CHANNELS = 64, 64
 """A new model is half as wide as its target, by whole heads of so many channels, but no narrower than this."""
 NEW_LAYERS = 2
-NOT_THERE = ("lora", "width", "vocabulary", "boost")
+CUT_KIND, CUT = "mixing", 4
+"""The kind of head that drafts fewer tokens, and one in so many of the target's tokens that are left."""
+SAMPLES, SAMPLE = "samples", 4
+"""Boost tuning's filter by sample, and how many tokens a sample has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +57,8 @@ class Material:
         given: the user's own draft model, if there is one.
         texts: text of the target, by which layers are chosen; None takes the first ones, for timing alone.
         heat: the temperature that is sampled at.
+        tokens: those that the target wrote most often, rising; None takes the first ones, for timing alone.
+        reference: weights of a draft of the same form that AdaSPEC's filter compares with; None for its beginning.
     """
 
     target: HuggingFaceModel
@@ -51,6 +66,8 @@ class Material:
     given: PreTrainedModel | None = None
     texts: Int[Tensor, "b t"] | None = None
     heat: float = 1.0
+    tokens: Int[Tensor, " v"] | None = None
+    reference: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,9 @@ class DraftForm:
         rate: the peak learning rate of its weight matrices.
         losses: which losses are tried, and in this order.
         allowed: the words of all losses that it can learn by.
-        is_model: whether it is a draft model, else a head.
+        is_model: whether it is a draft model, or several, else a head.
+        tunes: whether it begins as the given draft.
+        folder: the form of its folder, as of `NewHead.write`.
     """
 
     word: str
@@ -72,6 +91,13 @@ class DraftForm:
     losses: tuple[str, ...]
     allowed: tuple[str, ...]
     is_model: bool = True
+    tunes: bool = False
+    folder: str = OFFICIAL
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it drafts some of the target's tokens alone."""
+        return self.word == VOCABULARY
 
     def reads(self, layers: int) -> tuple[Layer, ...]:
         """Return which of the target's layers are to be kept with its text."""
@@ -94,25 +120,69 @@ class DraftForm:
 
 def _learning(network: PreTrainedModel, material: Material, loss: str) -> NewHead:
     network.requires_grad_(True)
-    training = DraftTraining(network, material.ends, draft_loss(loss), material.heat)
-    return NewHead(training, ModelDrafter(HuggingFaceModel(network, fused=False)), write_draft_model)
+    return _with_loss(network, material, loss)
+
+
+def _with_loss(
+    network: PreTrainedModel, material: Material, loss: str, writer: Callable[..., None] = write_draft_model
+) -> NewHead:
+    kind, reference = draft_loss(loss), None
+    if kind.share < 1:
+        reference = DraftTraining(copy.deepcopy(network), material.ends, draft_loss("fkl"), material.heat)
+        reference.requires_grad_(False)
+        if material.reference is not None:
+            read_weights(reference, material.reference)
+    training = DraftTraining(network, material.ends, kind, material.heat, reference)
+    return NewHead(training, ModelDrafter(HuggingFaceModel(network, fused=False)), writer)
+
+
+def _given(material: Material) -> PreTrainedModel:
+    """Return a copy of the given draft.
+
+    Raises:
+        InvalidParameter: there is none.
+    """
+    if material.given is None:
+        raise InvalidParameter("There is no draft model to tune: name one by --draft, or take another form.")
+    return copied(material.given, material.given.config.get_text_config().num_hidden_layers, None)
 
 
 def _tuned(material: Material, loss: str) -> NewHead:
-    if material.given is None:
-        raise InvalidParameter("There is no draft model to tune: name one by --draft, or take another form.")
-    had = material.given.config.get_text_config().num_hidden_layers
-    return _learning(copied(material.given, had, None), material, loss)
+    return _learning(_given(material), material, loss)
 
 
-def _fewer_layers(material: Material, loss: str) -> NewHead:
+def _corrected(material: Material, loss: str) -> NewHead:
+    return _with_loss(correct(_given(material)), material, loss, write_corrected)
+
+
+def _boosted(count: int, span: int, material: Material, loss: str) -> NewHead:
+    if draft_loss(loss).paths is not None or draft_loss(loss).share < 1:
+        raise InvalidParameter(f"Drafts that are boosted learn by a loss of single rows, such as fkl, not {loss!r}.")
+    start = _given(material) if material.given is not None else _with_fewer_layers(material, SHARE)
+    networks = [start, *(copy.deepcopy(start) for _ in range(count - 1))]
+    members = [DraftTraining(one, material.ends, draft_loss(loss), material.heat) for one in networks]
+    training = BoostTraining(members, span).requires_grad_(True)
+    return NewHead(training, BoostedDrafter([HuggingFaceModel(one, fused=False) for one in networks]), write_boosted)
+
+
+def _with_fewer_layers(material: Material, share: int) -> PreTrainedModel:
+    """Return a copy of one in so many of the target's layers."""
     model, count = material.target.model, material.target.layers
-    keep = max(1, round(count / SHARE))
+    keep = max(1, round(count / share))
     if count < 2:
         raise InvalidParameter("A target of one layer has none to drop; take another form.")
     chosen = range(keep) if material.texts is None else kept_layers(block_influence(model, material.texts), keep)
     pruned = without_layers(model, [number for number in range(count) if number not in {*chosen}])
-    return _learning(copied(pruned, keep, None), material, loss)
+    return copied(pruned, keep, None)
+
+
+def _fewer_layers(material: Material, loss: str) -> NewHead:
+    return _learning(_with_fewer_layers(material, SHARE), material, loss)
+
+
+def _narrower(material: Material, loss: str) -> NewHead:
+    many = _with_fewer_layers(material, max(1, SHARE // 2)).to(material.target.device)
+    return _learning(narrower(many, material.texts), material, loss)
 
 
 def _small(material: Material, loss: str) -> NewHead:
@@ -130,7 +200,21 @@ def _small(material: Material, loss: str) -> NewHead:
 
 def _head(kind: str, material: Material, loss: str) -> NewHead:
     reads = usual_reads(material.target.layers)
-    return MAKERS[kind].make(material.target.model, material.ends, reads, HeadSize(loss=loss), None)
+    start = material.given if MAKERS[kind].is_model else None
+    return MAKERS[kind].make(material.target.model, material.ends, reads, HeadSize(loss=loss), start)
+
+
+def _fewer_tokens(material: Material, loss: str) -> NewHead:
+    model, tokens = material.target.model, material.tokens
+    if tokens is None:
+        tokens = torch.arange(kept_tokens(material.target.vocab_size), device=material.target.device)
+    reads = usual_reads(material.target.layers)
+    return MAKERS[CUT_KIND].make(model, TargetEnds.of(model, tokens), reads, HeadSize(loss=loss), None)
+
+
+def kept_tokens(vocab_size: int) -> int:
+    """Return how many of so many tokens are left of a cut vocabulary."""
+    return max(1, vocab_size // CUT)
 
 
 def narrowed(width: int) -> int:
@@ -163,35 +247,66 @@ def kept_layers(influence: Float[Tensor, " l"], keep: int) -> list[int]:
     return sorted(order[:keep])
 
 
-DRAFT_WORDS = ("fkl", "rkl", "jsd", "tvd", "lk-alpha", "lk-lambda", "fkl+lk-alpha", "calls")
-_model_form = partial(DraftForm, allowed=DRAFT_WORDS)
+_model_form = partial(DraftForm, allowed=(*DRAFT_LOSSES,))
+_boost_form = partial(
+    DraftForm,
+    rate=1e-3,
+    losses=("fkl",),
+    allowed=tuple(word for word, loss in DRAFT_LOSSES.items() if loss.paths is None and loss.share == 1),
+)
 FORMS: Mapping[str, DraftForm] = {
-    TUNED: _model_form(TUNED, _tuned, 1e-3, ("jsd", "lk-alpha", "calls")),
+    TUNED: _model_form(TUNED, _tuned, 1e-3, ("jsd", "lk-alpha", "calls"), tunes=True),
+    LORA: _model_form(LORA, _corrected, 4e-3, ("jsd", "lk-alpha", "calls"), tunes=True),
     LAYERS: _model_form(LAYERS, _fewer_layers, 2e-3, ("fkl+lk-alpha", "jsd")),
+    WIDTH: _model_form(WIDTH, _narrower, 2e-3, ("fkl+lk-alpha", "jsd")),
     SMALL: _model_form(SMALL, _small, 4e-3, ("fkl+lk-alpha", "jsd")),
     **{
-        kind: DraftForm(kind, partial(_head, kind), 4e-3, maker.losses[:1], maker.losses, is_model=False)
+        kind: DraftForm(
+            *(kind, partial(_head, kind), 4e-3, maker.losses[:1], maker.losses),
+            is_model=False,
+            folder=usual_form(kind, None),
+        )
         for kind, maker in MAKERS.items()
         if not maker.encodes and not maker.tunes
     },
+    VOCABULARY: DraftForm(
+        *(VOCABULARY, _fewer_tokens, 4e-3, MAKERS[CUT_KIND].losses[:1], MAKERS[CUT_KIND].losses),
+        is_model=False,
+        folder=usual_form(CUT_KIND, 1),
+    ),
 }
-"""Every form by its word; the kinds of heads are those of `polydraft train head`."""
+"""Every form by its word but `boost:N`; the kinds of heads are those of `polydraft train head`."""
 UNASKED = (LAYERS, SMALL, "mixing")
 """What is tried if no form is asked for and no draft is given, the cheapest first."""
+PATIENT, MINUTES = (LAYERS, WIDTH, SMALL, "mixing", VOCABULARY), 60
+"""The same if there are so many minutes."""
 
 
 def draft_form(word: str) -> DraftForm:
     """Return the form of a word.
 
     Raises:
-        InvalidParameter: there is none, or it is not there yet.
+        InvalidParameter: there is none.
     """
+    if word.split(":")[0] == BOOST:
+        return _boost(word)
+    if word in MAKERS and word not in FORMS:
+        what = "is for encoder-decoders" if MAKERS[word].encodes else "has the target learn with it"
+        raise InvalidParameter(f"The form {word} {what}, and is made by `polydraft train head {word}`.")
     if word not in FORMS:
-        there = ", ".join(NOT_THERE)
         raise InvalidParameter(
-            f"A draft is of the form {', '.join(FORMS)}, not {word!r}{hint(word, FORMS)}; {there} are not made yet."
+            f"A draft is of the form {', '.join(FORMS)} or {BOOST}:N, not {shown(word)}{hint(word, FORMS)}."
         )
     return FORMS[word]
+
+
+def _boost(word: str) -> DraftForm:
+    _, count, *by = word.split(":") if ":" in word else (word, "")
+    if not count.isdecimal() or not 2 <= int(count) <= MOST_BOOSTED or by not in ([], [SAMPLES]):
+        raise InvalidParameter(
+            f"Boosted drafts are {BOOST}:N or {BOOST}:N:{SAMPLES}, N from 2 to {MOST_BOOSTED}, not {shown(word)}."
+        )
+    return _boost_form(word, partial(_boosted, int(count), SAMPLE if by else 1))
 
 
 def seeded(form: DraftForm, material: Material, loss: str, seed: int) -> NewHead:

@@ -1,17 +1,15 @@
-"""Distilling a draft model: the losses it may learn by, on shards of the target's own text and final states.
+"""Distilling a draft model on shards of the target's own text and final states, by one of the losses of `draft_losses`.
 
 The rows p of the target follow from its final states and its output rows, so that one pass of the target serves all
 runs. Both rows are at the temperature that a text was written at; greedy text is learnt at the temperature that is
 sampled at, since at 0 there is no gradient. Rows are made of few places at a time, and made again for the gradient: all
 rows of a batch would be places x tokens numbers several times over.
 
-Source: DistillSpec (arXiv 2310.08461, section 4); the expected calls are those of `text_calls`.
+Source: DistillSpec (arXiv 2310.08461, section 4); AdaSPEC (2510.19779, section 3).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -19,78 +17,39 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from polydraft.errors import InvalidParameter, hint
-from polydraft.training.alignment.divergences import mixture_divergence, reverse_divergence
+from polydraft.errors import InvalidParameter
+from polydraft.training.alignment.divergences import (
+    hardest,
+)
+from polydraft.training.alignment.draft_losses import CHAIN, DraftLoss, Paths
 from polydraft.training.alignment.own_text import ChainsOfText
-from polydraft.training.alignment.text_calls import expected_calls, kept_as_block, ratios
+from polydraft.training.alignment.text_calls import (
+    ratios,
+    reached_in_draft_text,
+)
 from polydraft.training.heads.losses.masked_training import with_copies, without_copies
 from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
-    Rows,
     TargetEnds,
     Values,
     agreement,
-    forward_divergence,
-    lk_alpha,
-    lk_lambda,
-    total_variation,
+    chances,
 )
 
 PLACES = 512
 """Of how many places rows are made at a time."""
-CHAIN = 5
-"""The drafts of the chains whose calls are learnt."""
-TINY = 1e-12
-"""A target's chance is taken to be this much at least where a loss has its logarithm."""
 NEAR = 1e-3
 """How far rows that are made of a model's last states may be from its own."""
 
 
-@dataclass(frozen=True)
-class DraftLoss:
-    """What a draft model learns by.
+class LearntRows(NamedTuple):
+    """Of each token that was asked for: the row's loss, its overlap, q(x) / p(x) and q(x)."""
 
-    Args:
-        rows: a loss of each row.
-        weight: how much the mean of these counts.
-        calls: how much the expected calls per token count, which are of whole texts at the temperature they have.
-    """
-
-    rows: Callable[[Rows, Rows], Values]
-    weight: float = 1.0
-    calls: float = 0.0
-
-
-def _pair_distance(logits: Rows, target: Rows) -> Values:
-    return forward_divergence(logits, target) + lk_alpha(logits, target)
-
-
-DRAFT_LOSSES: Mapping[str, DraftLoss] = {
-    "fkl": DraftLoss(forward_divergence),
-    "rkl": DraftLoss(lambda logits, target: reverse_divergence(logits, target.clamp_min(TINY))),
-    "jsd": DraftLoss(partial(mixture_divergence, share=0.5)),
-    "tvd": DraftLoss(total_variation),
-    "lk-alpha": DraftLoss(lk_alpha),
-    "lk-lambda": DraftLoss(lk_lambda),
-    "fkl+lk-alpha": DraftLoss(_pair_distance),
-    "calls": DraftLoss(forward_divergence, weight=0.1, calls=1.0),
-}
-"""By its word: KL(p || q); KL(q || p); JSD at the middle, scaled; the total variation; -log alpha; LK's mixture; the
-sum that the embedded draft was distilled by; and the expected target calls per token under block verification, with a
-little KL(p || q) beside it as an anchor, which is for drafts that are close already."""
-
-
-def draft_loss(word: str) -> DraftLoss:
-    """Return the loss of a word.
-
-    Raises:
-        InvalidParameter: there is none.
-    """
-    if word not in DRAFT_LOSSES:
-        meant = hint(word, DRAFT_LOSSES)
-        raise InvalidParameter(f"A draft model learns by the loss {', '.join(DRAFT_LOSSES)}, not {word!r}{meant}.")
-    return DRAFT_LOSSES[word]
+    values: Values
+    overlap: Values
+    ratio: Values
+    chance: Values
 
 
 class DraftTraining(HeadTraining):
@@ -101,11 +60,29 @@ class DraftTraining(HeadTraining):
         target: the target's ends.
         loss: what it learns by.
         heat: the temperature at which greedy texts are learnt.
+        reference: a draft that is looked at beside it and does not learn, for a loss that leaves out rows.
+        reached: whether rows count as often as decoding comes to them, which is for text that the draft wrote.
+
+    Raises:
+        InvalidParameter: the loss needs a reference, and there is none.
     """
 
-    def __init__(self, network: PreTrainedModel, target: TargetEnds, loss: DraftLoss, heat: float = 1.0) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        target: TargetEnds,
+        loss: DraftLoss,
+        heat: float = 1.0,
+        reference: "DraftTraining | None" = None,
+        *,
+        reached: bool = False,
+    ) -> None:
         super().__init__(target)
+        if loss.share < 1 and reference is None:
+            raise InvalidParameter("A loss that leaves out rows compares them with a reference's: give a reference.")
         self.network, self.loss, self.heat = network, loss, heat
+        self.reached = reached
+        self.reference = (reference,)  # a tuple, so that it is no part of what is trained and saved
         self.splits = splits(network)
         self.register_state_dict_post_hook(without_copies)
         self.register_load_state_dict_pre_hook(with_copies)
@@ -122,21 +99,25 @@ class DraftTraining(HeadTraining):
         """Return the `loss`, the mean `overlap` and the `count` of places; without temperatures they are all 1."""
         heats = torch.ones(len(ids), device=ids.device) if heat is None else heat
         batch = HeadBatch(ids, valid, features, final, lse)
-        asked, (values, overlap, ratio) = self.places(batch, heats.where(heats > 0, self.heat))
-        loss = self.loss.weight * values.sum() / max(len(values), 1)
-        if self.loss.calls:
-            loss = loss + self.loss.calls * self._calls(asked, ratio, heats)
-        count = torch.tensor(len(values), device=ids.device)
-        return {"loss": loss, "overlap": overlap.detach().sum()[None] / count.clamp_min(1), "count": count[None]}
+        at = heats.where(heats > 0, self.heat)
+        asked, rows = self.places(batch, at)
+        learnt = self._hardest(rows.values, batch, at)
+        if self.reached:
+            there = torch.arange(asked.shape[1], device=ids.device) < asked.sum(-1, keepdim=True)
+            weights = reached_in_draft_text(from_start(asked, rows.ratio.detach()), CHAIN)[there]
+            learnt = learnt * weights * len(weights) / weights.sum().clamp_min(1e-6)
+        loss = self.loss.weight * learnt.sum() / max(len(learnt), 1)
+        if self.loss.paths is not None:
+            loss = loss + self._of_texts(self.loss.paths, asked, rows, heats)
+        count = torch.tensor(len(rows.values), device=ids.device)
+        return {"loss": loss, "overlap": rows.overlap.detach().sum()[None] / count.clamp_min(1), "count": count[None]}
 
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the same of texts at temperature 1."""
         return self(**vars(batch))
 
-    def places(
-        self, batch: HeadBatch, heats: Float[Tensor, " b"]
-    ) -> tuple[Bool[Tensor, "b n"], tuple[Values, Values, Values]]:
-        """Return which tokens were asked for, and of these the row's loss, its overlap, and q(x) / p(x).
+    def places(self, batch: HeadBatch, heats: Float[Tensor, " b"]) -> tuple[Bool[Tensor, "b n"], LearntRows]:
+        """Return which tokens were asked for, and what became of these.
 
         Args:
             heats: of each text's rows, above 0.
@@ -149,8 +130,7 @@ class DraftTraining(HeadTraining):
             checkpoint(self._rows, *part, use_reentrant=False)
             for part in zip(*(one.split(PLACES) for one in (states, final, own, tokens)), strict=True)
         ] or [self._rows(states, final, own, tokens)]
-        values, overlap, ratio = (torch.cat(found) for found in zip(*cast(Any, parts), strict=True))
-        return asked, (values, overlap, ratio)
+        return asked, LearntRows(*(torch.cat(found) for found in zip(*cast(Any, parts), strict=True)))
 
     def states(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return what rows are made of: the last hidden states, or logits where these are not a product of them."""
@@ -169,24 +149,52 @@ class DraftTraining(HeadTraining):
         final: Float[Tensor, "m e"],
         heats: Float[Tensor, " m"],
         tokens: Int[Tensor, " m"],
-    ) -> tuple[Values, Values, Values]:
+    ) -> LearntRows:
+        logits, laws = self._both(states, final, heats)
+        known = tokens.where(tokens < logits.shape[-1], -1)
+        chance = chances(logits.detach(), known)
+        return LearntRows(self.loss.rows(logits, laws), agreement(logits, laws), ratios(logits, laws, known), chance)
+
+    def _both(
+        self, states: Float[Tensor, "m d"], final: Float[Tensor, "m e"], heats: Float[Tensor, " m"]
+    ) -> tuple[Float[Tensor, "m V"], Float[Tensor, "m V"]]:
+        """Return the draft's logits and the target's law, of the tokens that both have."""
         (target,) = self.target
         logits = self.logits(states) / heats.unsqueeze(-1)
         with torch.no_grad():
             laws = (target.output(final) / heats.unsqueeze(-1)).softmax(-1)[..., : logits.shape[-1]]
-        known = tokens.where(tokens < logits.shape[-1], -1)
-        return self.loss.rows(logits, laws), agreement(logits, laws), ratios(logits, laws, known)
+        return logits, laws
 
-    def _calls(self, asked: Bool[Tensor, "b n"], ratio: Values, heats: Float[Tensor, " b"]) -> Float[Tensor, ""]:
-        """Return the expected calls per token of the texts that were sampled; 0 where none was."""
+    def laws_of(self, batch: HeadBatch, heat: float) -> Iterator[tuple[Float[Tensor, "m V"], Float[Tensor, "m V"]]]:
+        """Return the laws of draft and target at all tokens that were asked for, some places at a time."""
+        asked = batch.valid[:, 1:].bool()
+        states, final = self.states(batch.ids)[:, :-1][asked], batch.final[:, :-1][asked]
+        for own, other in zip(states.split(PLACES), final.split(PLACES), strict=True):
+            logits, laws = self._both(own, other, torch.full((len(own),), heat, device=own.device))
+            yield logits.softmax(-1), laws
+
+    def _hardest(self, values: Values, batch: HeadBatch, heats: Float[Tensor, " b"]) -> Values:
+        """Return the values of the rows that are learnt from."""
+        (reference,) = self.reference
+        if reference is None or not len(values):
+            return values
+        with torch.no_grad():
+            _, known = reference.to(values.device).places(batch, heats)
+        return values[hardest(values, known.values, torch.ones_like(values, dtype=torch.bool), self.loss.share)]
+
+    def _of_texts(
+        self, paths: Paths, asked: Bool[Tensor, "b n"], rows: LearntRows, heats: Float[Tensor, " b"]
+    ) -> Float[Tensor, ""]:
+        """Return a loss of the texts that were sampled, per token; 0 where none was."""
         sampled = (heats > 0) & asked.any(-1)
-        lengths = asked.sum(-1)
+        lengths = asked.sum(-1)[sampled]
         if not bool(sampled.any()):
-            return ratio.sum() * 0.0
-        path = _from_start(asked, ratio)
-        chains = nn.functional.pad(path, (0, CHAIN - 1)).unfold(-1, CHAIN, 1)[sampled]
-        calls = expected_calls(kept_as_block(chains), lengths[sampled])
-        return calls.sum() / lengths[sampled].sum()
+            return rows.ratio.sum() * 0.0
+        chains = [
+            nn.functional.pad(from_start(asked, one), (0, CHAIN - 1)).unfold(-1, CHAIN, 1)[sampled]
+            for one in (rows.ratio, rows.overlap)
+        ]
+        return paths(chains[0], chains[1], lengths).sum() / lengths.sum()
 
     @torch.no_grad()
     def chains(self, batch: HeadBatch, heat: float, length: int) -> ChainsOfText:
@@ -196,19 +204,20 @@ class DraftTraining(HeadTraining):
         accepted while its likeliest token is the text's.
         """
         if heat:
-            asked, (_, overlap, ratio) = self.places(batch, torch.full((len(batch.ids),), heat))
+            asked, rows = self.places(batch, torch.full((len(batch.ids),), heat, device=batch.ids.device))
+            overlap, ratio = rows.overlap, rows.ratio
         else:
             asked = batch.valid[:, 1:].bool()
             states, tokens = self.states(batch.ids)[:, :-1][asked], batch.ids[:, 1:][asked]
             best = torch.cat([self.logits(one).argmax(-1) for one in states.split(PLACES)])
             overlap = ratio = (best == tokens).float()
         pad = nn.functional.pad
-        found = (pad(_from_start(asked, one), (0, length - 1)).unfold(-1, length, 1) for one in (ratio, overlap))
+        found = (pad(from_start(asked, one), (0, length - 1)).unfold(-1, length, 1) for one in (ratio, overlap))
         of_ratio, of_overlap = (one.double().cpu() for one in found)
         return ChainsOfText(of_ratio, of_overlap, asked.sum(-1).cpu())
 
 
-def _from_start(asked: Bool[Tensor, "b n"], values: Values) -> Float[Tensor, "b n"]:
+def from_start(asked: Bool[Tensor, "b n"], values: Values) -> Float[Tensor, "b n"]:
     """Return the values of the asked places, each text's from the first column on, and 0 behind them."""
     lengths = asked.sum(-1)
     there = torch.arange(asked.shape[1], device=asked.device) < lengths.unsqueeze(-1)

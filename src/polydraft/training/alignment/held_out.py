@@ -11,8 +11,10 @@ from torch import Tensor
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
-from polydraft.training.alignment.draft_training import CHAIN, DraftTraining
+from polydraft.training.alignment.draft_losses import CHAIN
+from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.alignment.draft_worth import DraftWorth, joined
+from polydraft.training.alignment.forms.boosting import BoostTraining
 from polydraft.training.alignment.own_text import OwnTexts, chains_of_text
 from polydraft.training.heads.losses.row_losses import HeadBatch
 from polydraft.training.heads.new_heads import NewHead
@@ -56,6 +58,10 @@ class HeldOutTexts:
             raise InvalidParameter("The target writes nothing behind the prompts to choose by; give other prompts.")
         return cls(target, {heat: rows for heat, rows in found.items() if rows})
 
+    def first(self, texts: int) -> "HeldOutTexts":
+        """Return the same with so many texts of each temperature at most."""
+        return HeldOutTexts(self.target, {heat: rows[:texts] for heat, rows in self.rows.items()})
+
     def worth(self, draft: NewHead) -> dict[float, DraftWorth]:
         """Return what a draft is worth on the texts, by temperature; of heads the texts' beginnings count."""
         was = draft.training.training
@@ -70,7 +76,7 @@ class HeldOutTexts:
         for first in range(0, len(rows), ROWS):
             some = rows[first : first + ROWS]
             batch = HeadBatch(**{name: torch.stack([one[name] for one in some]).to(device) for name in some[0]})
-            if isinstance(draft.training, DraftTraining):
+            if isinstance(draft.training, DraftTraining | BoostTraining):
                 chains = draft.training.chains(batch, heat, CHAIN)
             else:
                 valid = batch.valid.cpu()

@@ -43,6 +43,24 @@ def kept_as_block(ratio: Path) -> Path:
     return ratio.cumprod(-1).cummin(-1).values.clamp_max(1)
 
 
+def reached_in_draft_text(ratio: Float[Tensor, "*b n"], length: int) -> Float[Tensor, "*b n"]:
+    """Return the weights of the places of text that the draft wrote: how often decoding comes there with a draft.
+
+    (1 / g) sum_{d < g} prod_{i - d <= j < i} min(1, p_j(x_j) / q_j(x_j)) for place i, chains of g = `length` drafts
+    beginning at all places alike. Places behind a token that the target would have rejected are hardly ever reached.
+
+    Args:
+        ratio: q(x) / p(x) of the text's tokens.
+        length: the drafts of a chain.
+    """
+    kept = (1 / ratio.clamp_min(1e-9)).clamp_max(1)
+    found, product = torch.ones_like(kept), torch.ones_like(kept)
+    for _ in range(length - 1):
+        product = torch.nn.functional.pad((product * kept)[..., :-1], (1, 0))
+        found = found + product
+    return found / length
+
+
 def accepted(kept: Path, overlap: Path | None = None) -> Values:
     """Return J, the accepted drafts of a step from here, whose mean over the target's text is their expectation.
 

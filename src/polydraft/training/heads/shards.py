@@ -365,6 +365,16 @@ class Shards(Dataset[dict[str, Tensor]]):
         return {**self.__dict__, "open": {}}
 
 
+def share_written(files: Sequence[Path], tokens: Int[Tensor, " v"]) -> float:
+    """Return how much of what the target wrote some tokens are."""
+    inside, total = 0, 0
+    for file in files:
+        with safe_open(str(file), framework="pt") as opened:
+            written = opened.get_tensor("ids")[opened.get_tensor("valid").bool()].long()
+        inside, total = inside + int(torch.isin(written, tokens.cpu()).sum()), total + len(written)
+    return inside / max(1, total)
+
+
 def most_written(
     files: Sequence[Path], vocab_size: int, rows: int | None, device: torch.device
 ) -> Int[Tensor, " v"] | None:

@@ -1,0 +1,146 @@
+"""Several draft models that learn to cover what those before them miss, and draft one tree together.
+
+A place of the text counts for draft m by the chance that drafts 1 to m - 1 miss it: prod_{j < m} (1 - prod_i q_j(x_i))
+over the places i of its sample, which are as many as `span` says. With one place a sample this is a filter by token.
+With more it is the expectation of boost tuning's filter by sample, which drops every sample that a draft before
+reproduces. All learn at once, each by what those before it miss by now, so that one run makes them.
+
+On held-out text: the first level of a tree has one draft of each, looked at one after the other (SpecInfer's rule), and
+below it the first draft goes on. So a text's token x is kept at the first level with t(x) / p(x), t being the part of
+the target's law that this rule gives to accepted drafts.
+
+Source: SpecInfer (arXiv 2305.09781, section 3), whose drafts learn in turn.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from polydraft.drafters import MEMBERS_FILE, BoostedDrafter, member_folders, owned_models
+from polydraft.models import HuggingFaceModel, module_of
+from polydraft.training.alignment.draft_training import DraftTraining, from_start
+from polydraft.training.alignment.own_text import ChainsOfText
+from polydraft.training.heads.losses.masked_training import with_copies, without_copies, write_model
+from polydraft.training.heads.losses.row_losses import HeadBatch, Learner, Values
+
+
+def missed(chances: Float[Tensor, "b n"], span: int) -> Float[Tensor, "b n"]:
+    """Return the chance that a draft misses the sample of each place, samples being so many places one after another.
+
+    Args:
+        chances: q(x) of the text's tokens; behind a text's end 0.
+    """
+    rest = -chances.shape[1] % span
+    samples = nn.functional.pad(chances, (0, rest)).unflatten(1, (-1, span))
+    return (1 - samples.prod(-1)).repeat_interleave(span, 1)[:, : chances.shape[1]]
+
+
+def given_to_drafts(target: Float[Tensor, "*b V"], drafts: Sequence[Float[Tensor, "*b V"]]) -> Float[Tensor, "*b V"]:
+    """Return t(x), the chance that x is an accepted draft where one draft of each row is looked at after the other.
+
+    A draft of row q is accepted by min(1, r(x) / q(x)), r being the target's law and then what is left of it.
+    """
+    left, mass = target, torch.ones_like(target[..., :1])
+    found = torch.zeros_like(target)
+    for row in drafts:
+        kept = torch.minimum(left, row)
+        found = found + mass * kept
+        rejected = 1 - kept.sum(-1, keepdim=True)
+        mass = mass * rejected
+        left = (left - kept) / rejected.clamp_min(torch.finfo(target.dtype).tiny)
+    return found
+
+
+class BoostTraining(Learner):
+    """Draft models with their losses.
+
+    Args:
+        members: each with its own.
+        span: the places of a sample.
+    """
+
+    def __init__(self, members: Sequence[DraftTraining], span: int = 1) -> None:
+        super().__init__()
+        self.members, self.span = nn.ModuleList(members), span
+        self.register_state_dict_post_hook(without_copies)
+        self.register_load_state_dict_pre_hook(with_copies)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        valid: Shaped[Tensor, "b t"],
+        features: Float[Tensor, "b t r"],
+        final: Float[Tensor, "b t d"],
+        lse: Float[Tensor, "b t"],
+        heat: Float[Tensor, " b"] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the `loss`, and of each draft the mean `overlap` and the `count` of places."""
+        batch, members = HeadBatch(ids, valid, features, final, lse), self.drafts()
+        heats = torch.ones(len(ids), device=ids.device) if heat is None else heat
+        at = heats.where(heats > 0, members[0].heat)
+        losses, overlaps, weights = list[Tensor](), list[Tensor](), None
+        for one in members:
+            asked, rows = one.places(batch, at)
+            weights = torch.ones_like(rows.values) if weights is None else weights
+            losses.append((weights * rows.values).sum() / weights.sum().clamp_min(1e-6))
+            overlaps.append(rows.overlap.detach().mean() if len(rows.values) else rows.overlap.sum())
+            weights = weights * self._missed(asked, rows.chance.detach())
+        count = torch.tensor([asked.sum()] * len(members), device=ids.device)
+        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": count}
+
+    def drafts(self) -> list[DraftTraining]:
+        """Return the draft models with their losses."""
+        return [cast(DraftTraining, one) for one in self.members]
+
+    def _missed(self, asked: Bool[Tensor, "b n"], chance: Values) -> Values:
+        found = missed(from_start(asked, chance), self.span)
+        there = torch.arange(asked.shape[1], device=asked.device) < asked.sum(-1, keepdim=True)
+        return found[there]
+
+    @torch.no_grad()
+    def chains(self, batch: HeadBatch, heat: float, length: int) -> ChainsOfText:
+        """Return what becomes of trees at every place of texts: a draft of each, and chains of the first below them."""
+        members = self.drafts()
+        first, *others = (one.chains(batch, heat, length) for one in members)
+        ratio, overlap = first.ratio.clamp_max(1), first.overlap.clone()  # trees are verified token by token
+        if not heat:
+            for other in others:
+                ratio[..., 0], overlap[..., 0] = (
+                    torch.maximum(mine[..., 0], own[..., 0])
+                    for mine, own in ((ratio, other.ratio), (overlap, other.overlap))
+                )
+            return ChainsOfText(ratio, overlap, first.written)
+        asked = batch.valid[:, 1:].bool()
+        tokens = batch.ids[:, 1:][asked]
+        rows = zip(*(one.laws_of(batch, heat) for one in members), strict=True)
+        kept, share, at = list[Tensor](), list[Tensor](), 0
+        for parts in rows:
+            drafts, target = [draft for draft, _ in parts], parts[0][1]
+            given = given_to_drafts(target, drafts)
+            own = tokens[at : at + len(target)].unsqueeze(-1)
+            kept.append((given.gather(-1, own) / target.gather(-1, own).clamp_min(1e-30)).squeeze(-1))
+            share.append(given.sum(-1))
+            at += len(target)
+        for values, into in ((kept, ratio), (share, overlap)):
+            into[..., 0] = from_start(asked, torch.cat(values)).double().cpu()
+        return ChainsOfText(ratio, overlap, first.written)
+
+
+def write_boosted(drafter: BoostedDrafter, folder: Path, target: HuggingFaceModel, *, card: str = "") -> None:
+    """Write a folder with a folder of each draft model.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    models = owned_models(drafter)
+    for model, own in zip(models, member_folders(folder, len(models)), strict=True):
+        write_model(cast(PreTrainedModel, module_of(model)), own, target, card)
+    (folder / "README.md").write_text(card)
+    (folder / MEMBERS_FILE).write_text(json.dumps({"members": len(models)}))

@@ -1,0 +1,81 @@
+"""A draft model that learns by corrections of low rank of its weight matrices, which are folded in at the end.
+
+W + s B A stands for W, of which B and A alone learn: gradients and the optimiser's state are of the size of these, and
+what comes out is a model like any other. B begins as zeros, so that the draft begins as it was.
+
+Source: LoRA (arXiv 2106.09685, section 4.1); its package, peft, would be needed to load what is not folded in.
+"""
+
+import copy
+from pathlib import Path
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from transformers import PreTrainedModel
+
+from polydraft.drafters import ModelDrafter
+from polydraft.errors import InvalidParameter
+from polydraft.models import HuggingFaceModel, module_of
+from polydraft.training.heads.losses.masked_training import write_model
+
+RANK, SCALE = 16, 2.0
+
+
+class Correction(nn.Module):
+    """What is added to a weight matrix.
+
+    Args:
+        rows: of the matrix.
+        columns: of the matrix.
+        rank: of what is added.
+    """
+
+    def __init__(self, rows: int, columns: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, columns) / columns**0.5)
+        self.up = nn.Parameter(torch.zeros(rows, rank))
+
+    def forward(self, weight: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
+        """Return the matrix with what is added."""
+        return weight + SCALE * (self.up @ self.down)
+
+
+def correct(model: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
+    """Let the matrices inside a model's layers learn by corrections of a rank, and nothing else of it; return it.
+
+    Raises:
+        InvalidParameter: it has no plain matrices inside its layers.
+    """
+    ends = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
+    inner = [one for one in model.modules() if type(one) is nn.Linear and id(one) not in ends]
+    if not inner:
+        raise InvalidParameter(f"{type(model).__name__} has no plain matrices to correct; take the form tuned.")
+    model.requires_grad_(False)
+    for one in inner:
+        rows, columns = one.weight.shape
+        parametrize.register_parametrization(one, "weight", Correction(rows, columns, min(rank, rows, columns)))
+    return model
+
+
+@torch.no_grad()
+def folded(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a new model whose matrices have their corrections inside.
+
+    A copy would not do: it shares the classes of its parts with what goes on learning, and these are what is changed
+    where corrections are taken away.
+    """
+    weights = {name: value for name, value in model.state_dict().items() if ".parametrizations." not in name}
+    for name, one in model.named_modules():
+        if parametrize.is_parametrized(one, "weight"):
+            weights[f"{name}.weight"] = cast(Tensor, one.weight).detach()
+    made = type(model)(copy.deepcopy(model.config)).to(model.dtype)
+    made.load_state_dict(weights)
+    return made.eval()
+
+
+def write_corrected(drafter: ModelDrafter, folder: Path, target: HuggingFaceModel, *, card: str = "") -> None:
+    """Write the model of a drafter with its corrections inside; arguments and errors as of `write_model`."""
+    write_model(folded(cast(PreTrainedModel, module_of(drafter.model))), folder, target, card)
