@@ -27,6 +27,7 @@ class BoostedDrafter(EnsembleDrafter):
 
     @override
     def defaults(self, params: SamplingParams) -> Defaults:
+        """Draw from every member's row below the root, and go on with one draft below each."""
         count = len(self.members)
         return Defaults(Product(), Fixed(TreeShape(((count,), *[(1,) * count] * (DEPTH - 1)))))
 
