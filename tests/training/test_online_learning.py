@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
 from polydraft.models.checkpoints import weight_versions
 from polydraft.models.checkpoints.weight_versions import VersionFolder, put_weights, weights_digest, weights_of
-from polydraft.training.alignment.lesson_buffer import LessonBuffer, LessonRing, TaughtText, batched
-from polydraft.training.alignment.online_learning import (
+from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.online.lesson_buffer import LessonBuffer, LessonRing, TaughtText, batched
+from polydraft.training.online.online_learning import (
     FORGOTTEN,
     KEPT,
     ROLLED_BACK,
@@ -26,8 +27,7 @@ from polydraft.training.alignment.online_learning import (
     LearningPlan,
     OnlineLearner,
 )
-from polydraft.training.alignment.version_gate import Saving
-from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.online.version_gate import Saving
 
 VOCAB, GIVEN, WRITTEN = 24, 3, 24
 PLAN = LearningPlan(rate=1e-2, texts=16, steps=20, least=16, held_texts=30, held_tokens=100)

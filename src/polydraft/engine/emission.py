@@ -131,8 +131,10 @@ class Statistics:
         """
         new_tokens, drafted, accepted = self.new_tokens, self.drafted, self.accepted
         offered_at, accepted_at, sources = [*self.offered_at], [*self.accepted_at], {**self.sources}
+        forced, lossless = self.forced, self.lossless
         for row in block.rows.values():
             new_tokens, drafted, accepted = new_tokens + len(row.tokens), drafted + row.drafted, accepted + row.accepted
+            forced, lossless = forced + row.forced, lossless and row.lossless
             _add_lists(offered_at, [1] * row.offered)
             _add_lists(accepted_at, [1] * row.kept)
             if row.source:
@@ -143,14 +145,14 @@ class Statistics:
             new_tokens=new_tokens,
             drafted=drafted,
             accepted=accepted,
-            forced=self.forced + sum(row.forced for row in block.rows.values()),
+            forced=forced,
             offered_at=offered_at,
             accepted_at=accepted_at,
             sources=sources,
             prompt_read=self.prompt_read + prompt_read,
             prompt_known=self.prompt_known + prompt_known,
             verifier=names_of([self.verifier, *(row.verifier for row in block.rows.values())]),
-            lossless=self.lossless and all(row.lossless for row in block.rows.values()),
+            lossless=lossless,
         )
 
     def note(self, seconds: Mapping[str, float], fallback: str, idle: str = "") -> None:

@@ -41,12 +41,10 @@ from polydraft.trees.policy import (
     as_chain,
     rows_found,
 )
+from polydraft.trees.published import EAGLE_25, FALCON_165, MEDUSA_63
 from polydraft.trees.riders import Resume, Riders
 from polydraft.trees.search import Acceptance, best_shape, expected_tokens, fastest_shape, step_seconds
 from polydraft.trees.tree import (
-    EAGLE_25,
-    FALCON_165,
-    MEDUSA_63,
     Draft,
     TokenTree,
     Topology,

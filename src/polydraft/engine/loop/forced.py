@@ -114,7 +114,7 @@ def _mask_of(law: TargetLaw) -> Any:
     if any(getattr(one, "serial", False) for one in law.processors):
         return None
     calls = [getattr(one, "call", None) for one in law.processors]
-    return next((one for one in calls if hasattr(one, "forced")), None)
+    return next((one for one in calls if getattr(one, "forced", None) is not None), None)
 
 
 def _hung(tree: TokenTree, found: Sequence[dict[int, list[int]]], most: int) -> Forced:

@@ -65,9 +65,9 @@ def run_learner(settings: Settings, pipe: Connection, plan: Any = None) -> None:
 def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
     """Return the learner with a copy of the draft; of the target no more than its ends is kept."""
     from polydraft.server.worker.served import load_served
-    from polydraft.training.alignment.online_learning import LearningPlan, OnlineLearner
     from polydraft.training.heads.losses.masked_training import copied
     from polydraft.training.heads.losses.row_losses import TargetEnds
+    from polydraft.training.online.online_learning import LearningPlan, OnlineLearner
 
     served = load_served(
         replace(settings, learn=None, learn_bytes=None, unlearnt_keys=(), device="cpu", draft_device=None)
@@ -80,7 +80,7 @@ def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
 
 def lesson_of(said: Mapping[str, Any]) -> Any:
     """Return a finished text as it was said."""
-    from polydraft.training.alignment.lesson_buffer import TaughtText
+    from polydraft.training.online.lesson_buffer import TaughtText
 
     final = torch.frombuffer(bytearray(said["final"]), dtype=torch.int16).view(torch.bfloat16)
     return TaughtText(tuple(said["ids"]), said["given"], said["heat"], final.view(-1, said["width"]))

@@ -27,10 +27,10 @@ from polydraft.models.checkpoints.weight_versions import (
     weights_of,
 )
 from polydraft.training.alignment.draft_training import CHAIN, DraftTraining, draft_loss
-from polydraft.training.alignment.lesson_buffer import LessonBuffer, TaughtText, batched
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
-from polydraft.training.alignment.version_gate import Saving
 from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
+from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText, batched
+from polydraft.training.online.version_gate import Saving
 
 SLOWER = 1.05
 """A pass of new weights may take so many times as long as one of those in use."""
