@@ -4,7 +4,7 @@ from typing import Any
 
 from ray.serve import request_router as ray_router  # pyright: ignore[reportMissingImports]
 
-from polydraft.server.ray.replica_worker import BOARD
+from polydraft.server.ray import replica_worker
 
 
 class ReplicaAway(Exception):
@@ -40,4 +40,4 @@ class PlacingRouter(ray_router.RequestRouter):
 
     def _tell(self) -> None:
         there: Any = self.curr_replicas
-        BOARD.put(one.unique_id for one in there)
+        replica_worker.BOARD.put(one.unique_id for one in there)  # by its module: Ray pickles this class by value
