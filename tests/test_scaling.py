@@ -9,6 +9,7 @@ import random
 import sys
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,9 @@ from queueing import ROUTERS, Faults, Job, Lengths, Outcome, Simulation, Speed, 
 
 ALLOWED, SHARPEST = 5, 0.03
 RUNS, COUNT, EARLY = 25, 1500, 300
-SHARED = Speed((1e-3, 2e-3), (1.0,), most=10**9, residual=0.0)
+SHARED = Speed((1e-3, 2e-3), (1.0,), most=10**9, waits=(0.0,))
 """Steps as long as they have texts: all texts together gain 1,000 tokens a second."""
-ALONE = Speed((1e-3,), (1.0,), most=1, residual=0.0)
+ALONE = Speed((1e-3,), (1.0,), most=1, waits=(0.0,))
 """One text at a time, the others in their order."""
 
 
@@ -74,7 +75,7 @@ def test_one_text_at_a_time_is_the_queue_of_pollaczek_and_khinchine(sizes: str, 
 
 def test_prompts_are_read_one_after_another() -> None:
     """One text at a time, of one short step behind a prompt of a second: M/D/1."""
-    speed = Speed((1e-9,), (1.0,), (0.0, 1e-3), most=1, residual=0.0)
+    speed = Speed((1e-9,), (1.0,), (0.0, 1e-3), most=1, waits=(0.0,))
     found = list[float]()
     for run in range(RUNS):
         jobs = [Job(one.at, 1000, 1.0) for one in drawn(0.5, COUNT, run)]
@@ -84,7 +85,7 @@ def test_prompts_are_read_one_after_another() -> None:
 
 
 def test_steps_that_take_no_longer_with_more_texts_make_nobody_wait() -> None:
-    speed = Speed((1e-3, 1e-3), (1.0,), most=10**9, residual=0.0)
+    speed = Speed((1e-3, 1e-3), (1.0,), most=10**9, waits=(0.0,))
     jobs = drawn(20, 500, 1)
     outcome = simulate(jobs, speed, queueing.at_random, 1, random.Random(1))
     assert outcome.wholes == pytest.approx([max(one.tokens, 1) / 1000 for one in jobs])
@@ -105,7 +106,7 @@ def test_a_text_beside_others_is_what_can_be_worked_out_by_hand() -> None:
 
 
 def test_long_prompts_let_texts_have_a_step_in_every_two_steps_of_reading() -> None:
-    speed = Speed((0.1, 0.1), (1.0,), (0.0, 0.001), residual=0.0)
+    speed = Speed((0.1, 0.1), (1.0,), (0.0, 0.001), waits=(0.0,))
     jobs = [Job(0.0, 0, 100.0), Job(1.05, 1000, 1.0)]
     outcome = simulate(jobs, speed, queueing.at_random, 1, random.Random(0))
     assert outcome.firsts[1] == pytest.approx(1.0 + 5 * 0.1 + 0.1)
@@ -213,25 +214,37 @@ def test_the_tables_of_the_page_are_those_of_its_records(monkeypatch: pytest.Mon
     assert make.with_tables(page) != page
 
 
-def test_the_fit_finds_the_times_that_steps_were_made_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Steps of b / 100 s and a prompt of 20 ms + .1 ms a token, told as a load of each number of clients tells them."""
-    lines = list[str]()
-    for clients in make.KNOTS:
-        step, prompt = clients / 100, 0.02 + 0.0001 * 200
-        counts = [5 if texts == clients else 0 for texts in range(1, 9)]
-        steps = [[5 * step + 0.03, 1, 100, *counts], [5 * step + 0.05, 1, 300, *counts], [5 * step, 0, 0, *counts]]
-        asked = [[0.0, 1e3 * (prompt + step) + 3, 1e3 * (prompt + 9 * step) + 3, 200, 27, 9]] * 20
-        told = {"kind": "closed", "workers": 1, "drafts": True, "clients": clients, "steps": steps, "requests": asked}
-        slower = [[0.0, 1e3 * 1.5 * (prompt + step), 1e3 * 1.5 * (prompt + 9 * step), 200, 27, 9]] * 20
-        lines += [json.dumps(told), json.dumps({**told, "workers": 2, "clients": 2 * clients, "requests": slower})]
-    (tmp_path / "record.jsonl").write_text("\n".join(lines))
+def closed_load(speed: Speed, workers: int, clients: int) -> dict[str, Any]:
+    """Return what the record says of a closed load of replicas that are as fast as that."""
+    stream = random.Random(clients)
+    jobs = [Job(0.0, stream.choice((100, 300)), 27.0) for _ in range(60)]
+    asked = {"clients": clients * workers, "thinking": 0.003}
+    made = Simulation(jobs, speed, queueing.fewest_texts, workers, random.Random(clients), **asked).run()
+    rows = zip(jobs, made.firsts, made.wholes, strict=True)
+    requests = [[0.0, 1e3 * (first + 0.003), 1e3 * (whole + 0.003), job.prompt, 27, 9] for job, first, whole in rows]
+    counts, step = [5 if texts == clients else 0 for texts in range(1, 9)], speed.step(clients)
+    steps = [[5 * step + 0.03, 1, 100, *counts], [5 * step + 0.05, 1, 300, *counts], [5 * step, 0, 0, *counts]]
+    about = {"kind": "closed", "workers": workers, "drafts": True, "clients": clients * workers}
+    return {**about, "steps": steps if workers == 1 else [], "requests": requests}
+
+
+def test_the_fit_finds_what_loads_were_made_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    times = [10e-3, 20e-3, 25e-3, 30e-3, 35e-3, 40e-3, 45e-3, 50e-3]
+    one = Speed(tuple(times), (3.0,), (0.02, 0.0001), 8, (1.0,))
+    two = Speed(tuple(1.5 * time for time in times), (3.0,), (0.03, 0.00015), 8, (1.0,))
+    loads = [closed_load(speed, workers, texts) for workers, speed in ((1, one), (2, two)) for texts in make.KNOTS]
+    (tmp_path / "record.jsonl").write_text("\n".join(map(json.dumps, loads)))
     monkeypatch.setattr(make, "RECORD", tmp_path / "record.jsonl")
     make.fitted.cache_clear()
-    (one, beside), (two, _) = make.fitted(1, True), make.fitted(2, True)
-    make.fitted.cache_clear()
-    assert one.steps == pytest.approx([texts / 100 for texts in range(1, 9)]) and one.gains == (3.0,)
-    assert one.prompt == pytest.approx((0.02, 0.0001)) and beside == pytest.approx(0.003)
-    assert two.steps == pytest.approx([1.5 * texts / 100 for texts in range(1, 9)])
+    try:
+        found = [make.fitted(workers, True) for workers in (1, 2)]
+    finally:
+        make.fitted.cache_clear()
+    (alone, beside), (both, _) = found
+    assert alone.steps == pytest.approx(one.steps, rel=0.02) and alone.gains == (3.0,)
+    assert alone.prompt == pytest.approx(one.prompt) and beside == pytest.approx(0.003)
+    assert alone.waits == pytest.approx([1.0] * 8, abs=0.1)
+    assert both.steps == pytest.approx(two.steps, rel=0.1), "prompts are scaled by the mean of all"
 
 
 def test_steps_are_told_apart_by_texts_that_come_again() -> None:

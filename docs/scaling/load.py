@@ -358,14 +358,16 @@ def run_turns(servers: dict[str, Server], loads: Sequence[int]) -> Iterator[Line
 
 
 def run_killed(server: Server, clients: int = 16) -> Iterator[Line]:
-    """Measure how long requests wait for their next token where one of two workers is killed."""
+    """Measure the longest pause of texts in progress where one of two workers is killed."""
     warm(server)
     before = _resent(server)
     found, when = asyncio.run(_killed(server, clients))
-    open_ = [one for one in found if one.begun < when < one.events[-1]]
-    rows = [(sum(event < when for event in one.events), min(e for e in one.events if e > when)) for one in open_]
-    told = [[told, round(1e3 * (next_ - when), 1)] for told, next_ in sorted(rows)]
-    yield {"kind": "killed", "clients": clients, "resent": _resent(server) - before, "told": told}
+    told = list[tuple[int, float]]()
+    for one in (one for one in found if one.begun < when < one.events[-1]):
+        times = [one.begun, *one.events]  # what was on its way still comes behind the kill, then the pause
+        pause = max(later - before for before, later in itertools.pairwise(times) if later > when)
+        told.append((sum(event < when for event in one.events), round(1e3 * pause, 1)))
+    yield {"kind": "killed", "clients": clients, "resent": _resent(server) - before, "told": sorted(told)}
 
 
 def _resent(server: Server) -> float:

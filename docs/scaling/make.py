@@ -4,9 +4,10 @@
     python docs/scaling/make.py              # tables and figure alone
 
 Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all that
-one worker did; how much slower they are where two workers are busy; and what a request takes beside them. Checked is on
-open loads: the requests of a burst, with their arrivals, prompts and numbers of steps, are simulated, by a machine as
-fast as it was in the short closed load before.
+one worker did; how much slower they are where two workers are busy; and what a request takes beside them. Then steps
+are moved to where simulated closed loads have texts as fast as the measured ones, and what newcomers wait to where
+their first tokens come as late. Checked is on open loads: the requests of a burst, with their arrivals, prompts and
+numbers of steps, are simulated, by a machine as fast as it was in the short closed load before.
 """
 
 import argparse
@@ -26,12 +27,14 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-from queueing import ROUTERS, Faults, Job, Outcome, Speed, arrivals, fewest_texts, simulate  # noqa: E402
+from queueing import ROUTERS, Faults, Job, Outcome, Speed, Simulation, arrivals, fewest_texts, simulate  # noqa: E402
 
 RECORD, CURVES = FOLDER / "record.jsonl", FOLDER / "curves.jsonl"
 PAGE, PICTURE = FOLDER.parent / "scaling.md", FOLDER.parent / "pictures" / "scaling.svg"
 KNOTS = (1, 2, 4, 8)
 """Texts for which the time of a step is fitted; between them it is a line."""
+ROUNDS = 5
+"""How often steps and waits are moved to where simulated closed loads are as fast as the measured ones."""
 PACED = 4
 """Clients for each worker of the closed load before an open one."""
 MEASURED, SIMULATED, QUOTED = "#0072b2", "#d55e00", "#009e73"
@@ -78,11 +81,43 @@ def fitted(workers: int, drafts: bool) -> tuple[Speed, float]:
         prompt = (prompt[0] * fmean(slower), prompt[1] * fmean(slower))
     every = [one for line in own for one in line["requests"]]
     gains = sum(one[4] for one in every) / sum(one[5] for one in every)
-    between = tuple(float(np.interp(texts, KNOTS, steps)) for texts in range(1, KNOTS[-1] + 1))
-    speed = Speed(between, (gains,), prompt, KNOTS[-1])
     single = [one for line in own if line["clients"] == workers for one in line["requests"]]
     reading = fmean(prompt[0] + prompt[1] * one[3] for one in single)
-    return speed, max(0.0, fmean(one[1] for one in single) / 1e3 - reading - between[0])
+    beside = max(0.0, fmean(one[1] for one in single) / 1e3 - reading - steps[0])
+    waits = [0.5] * (len(KNOTS) - 1)
+    for _ in range(ROUNDS):
+        speed = _speed(steps, gains, prompt, waits)
+        made = [simulated(own, speed, workers, knot, beside) for knot in KNOTS]
+        waits = [
+            max(0.0, wait + (_first(own, knot * workers) - first) / step)
+            for wait, knot, step, (_, first) in zip(waits, KNOTS[1:], steps[1:], made[1:], strict=True)
+        ]
+        steps = [
+            one * _pace(own, knot * workers) / pace for one, knot, (pace, _) in zip(steps, KNOTS, made, strict=True)
+        ]
+    return _speed(steps, gains, prompt, waits), beside
+
+
+def _speed(steps: Sequence[float], gain: float, prompt: tuple[float, float], waits: Sequence[float]) -> Speed:
+    every = range(1, KNOTS[-1] + 1)
+    between = tuple(float(np.interp(texts, KNOTS, steps)) for texts in every)
+    beside = tuple(float(np.interp(texts, [knot - 1 for knot in KNOTS[1:]], waits)) for texts in every)
+    return Speed(between, (gain,), prompt, KNOTS[-1], beside)
+
+
+def simulated(loads: Sequence[Line], speed: Speed, workers: int, each: int, beside: float) -> tuple[float, float]:
+    """Return the seconds between two steps of a text, and to the first token, of a simulated closed load."""
+    jobs = [job for one in loads if one["clients"] == each * workers for job in jobs_of(one["requests"], speed)]
+    stream = random.Random(each)
+    made = Simulation(jobs, speed, fewest_texts, workers, stream, clients=each * workers, thinking=beside).run()
+    steps = sum(one.tokens / one.pace / speed.gain(1) - 1 for one in jobs)
+    pace = sum(whole - first for first, whole in zip(made.firsts, made.wholes, strict=True)) / steps
+    return pace, fmean(made.firsts) + beside
+
+
+def _first(loads: Sequence[Line], clients: int) -> float:
+    """Return the mean seconds to the first token under a closed load."""
+    return fmean(one[1] for line in loads if line["clients"] == clients for one in line["requests"]) / 1e3
 
 
 def _pace(loads: Sequence[Line], clients: int) -> float:
@@ -108,13 +143,10 @@ def jobs_of(requests: Sequence[Sequence[float]], speed: Speed) -> list[Job]:
 def paced(burst: Line) -> Speed:
     """Return the fitted speed, scaled by how fast the machine was in the closed load before an open one."""
     workers, drafts = burst["workers"], burst["drafts"]
-    speed, clients = fitted(workers, drafts)[0], PACED * workers
-    scale = burst["pace"] / _pace(lines(RECORD, "closed", workers=workers, drafts=drafts), clients)
-    return replace(
-        speed,
-        steps=tuple(scale * one for one in speed.steps),
-        prompt=(scale * speed.prompt[0], scale * speed.prompt[1]),
-    )
+    speed = fitted(workers, drafts)[0]
+    scale = burst["pace"] / _pace(lines(RECORD, "closed", workers=workers, drafts=drafts), PACED * workers)
+    prompt = scale * speed.prompt[0], scale * speed.prompt[1]
+    return replace(speed, steps=tuple(scale * one for one in speed.steps), prompt=prompt)
 
 
 def capacity(workers: int, *, drafts: bool = True) -> float:
@@ -314,7 +346,7 @@ def turns_table() -> str:
 
 
 def killed_table() -> str:
-    """Return how long requests in progress waited for their next token when one of two workers was killed."""
+    """Return the longest pauses of texts that were in progress when one of two workers was killed."""
     rows = list[list[str]]()
     for one in lines(RECORD, "killed"):
         new = [seconds / 1e3 for told, seconds in one["told"] if not told]
@@ -322,7 +354,7 @@ def killed_table() -> str:
         cells = [f"{ms(percentile(own, 0.5))}, {ms(max(own))}" if own else "none" for own in (every, new)]
         rows.append([f"{len(every)}", f"{one['resent']:.0f}", *cells])
     sign = SIGNS["measured"]
-    head = ["texts in progress", "asked again", f"{sign} next token: median, longest"]
+    head = ["texts in progress", "asked again", f"{sign} longest pause: median, longest"]
     return table([*head, f"{sign} first token of those that had none: median, longest"], rows)
 
 

@@ -5,7 +5,7 @@ whose drafts are kept more often than others gets `pace` times as many. So betwe
 E(b) / t(b): processor sharing, and nothing happens but where a request arrives, a prompt is read, a text has its first
 token or its last one, or a replica fails. A prompt of n tokens is read in p(n) seconds, during which the texts beside
 it stand still but for one step in every two steps' time of reading, as in the server (`engine/many/prompt_reading.py`).
-A request that comes to a step in progress waits for its end, half a step on average.
+A request that comes to texts in progress waits w(b) steps for its turn.
 
 Times are in seconds. Everything random comes from a stream that is passed in.
 """
@@ -30,14 +30,14 @@ class Speed:
         gains: E(1), E(2), ...: tokens that a text gains in it; of more texts the last.
         prompt: a and b of the seconds a + b n in which a prompt of n tokens is read.
         most: texts in progress; others wait.
-        residual: which share of a step a request waits for the end of the one in progress.
+        waits: how many steps a request waits for its turn where 1, 2, ... texts are in progress; of more the last.
     """
 
     steps: tuple[float, ...]
     gains: tuple[float, ...]
     prompt: tuple[float, float] = (0.0, 0.0)
     most: int = 8
-    residual: float = 0.5
+    waits: tuple[float, ...] = (0.5,)
 
     def step(self, texts: int) -> float:
         """Return the seconds of a step."""
@@ -49,6 +49,10 @@ class Speed:
     def gain(self, texts: int) -> float:
         """Return the tokens of a step for each text."""
         return self.gains[min(texts, len(self.gains)) - 1]
+
+    def wait(self, texts: int) -> float:
+        """Return how many steps a request waits that comes to so many texts."""
+        return self.waits[min(texts, len(self.waits)) - 1] if texts else 0.0
 
     def capacity(self, jobs: Sequence["Job"]) -> float:
         """Return how many requests like these a replica answers in a second when it is full."""
@@ -296,6 +300,8 @@ class Simulation:
         replicas: how many there are.
         stream: of random numbers.
         faults: how replicas fail; None for never.
+        clients: so many clients ask one after the other, and requests do not come when they say; None for an open load.
+        thinking: seconds between a client's answer and its next request.
     """
 
     def __init__(
@@ -306,8 +312,12 @@ class Simulation:
         replicas: int,
         stream: random.Random,
         faults: Faults | None = None,
+        clients: int | None = None,
+        thinking: float = 0.0,
     ) -> None:
         self.jobs, self.speed, self.stream, self.faults = jobs, speed, stream, faults
+        self.clients, self.thinking, self.begun = clients, thinking, [one.at for one in jobs]
+        self.coming = iter(range(len(jobs)))
         self.lengths = Lengths(replicas, stream)
         self.route = router(self.lengths, stream)
         self.fleet = [Replica(deque(maxlen=KEPT)) for _ in range(replicas)]
@@ -321,18 +331,12 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Let everything happen until all requests have their answers."""
-        arrivals = iter(enumerate(self.jobs))
-        coming = next(arrivals, None)
+        for _ in range(self.clients or 1):
+            self._ask_next(0.0)
         if self.faults:
             for number in range(len(self.fleet)):
                 self._push(self.stream.expovariate(1 / self.faults.every), FAILS, number)
         while self.left:
-            if coming is not None and (not self.events or coming[1].at <= self.events[0][0]):
-                self._at(coming[1].at)
-                self.inside += 1
-                self._send(coming[1].at, coming[0])
-                coming = next(arrivals, None)
-                continue
             now, kind, number, version = heappop(self.events)
             if kind == TURNS and version != self.fleet[number].version:
                 continue
@@ -347,6 +351,12 @@ class Simulation:
             self.found / max(1, sum(self.tries)),
             self.failures,
         )
+
+    def _ask_next(self, now: float) -> None:
+        number = next(self.coming, None)
+        if number is not None:
+            self.begun[number] = self.jobs[number].at if self.clients is None else now
+            self._push(self.begun[number], ARRIVES, number)
 
     def _at(self, now: float) -> None:
         self.area += self.inside * (now - self.when)
@@ -369,6 +379,12 @@ class Simulation:
             self._go_on(replica, number, now)
 
     def _happens(self, now: float, kind: int, number: int) -> None:
+        if kind == ARRIVES:
+            self.inside += 1
+            self._send(now, number)
+            if self.clients is None:
+                self._ask_next(now)
+            return
         replica = self.fleet[number]
         if kind == TURNS:
             self._advance(replica, now)
@@ -400,7 +416,7 @@ class Simulation:
         """Let a prompt be read to its end, or texts have their first or last token."""
         if replica.read_at <= now:
             job, replica.reading, replica.read_at = replica.reading, -1, inf
-            late = self.speed.residual if replica.texts else 0.0
+            late = self.speed.wait(replica.texts)
             replica.texts += 1
             gain = self.speed.gain(replica.texts)
             need = max(self.jobs[job].tokens / self.jobs[job].pace, gain)
@@ -412,12 +428,14 @@ class Simulation:
             _, job, first = heappop(replica.ends)
             if first:
                 if self.firsts[job] != self.firsts[job]:  # a text that is asked for again was told its own already
-                    self.firsts[job] = now - self.jobs[job].at
+                    self.firsts[job] = now - self.begun[job]
                 continue
-            self.wholes[job] = now - self.jobs[job].at
+            self.wholes[job] = now - self.begun[job]
             replica.texts -= 1
             self.left, self.inside = self.left - 1, self.inside - 1
             self.lengths.change(number, -1)
+            if self.clients is not None:
+                self._ask_next(now + self.thinking)
 
     def _go_on(self, replica: Replica, number: int, now: float) -> None:
         """Begin to read the next prompt if there is room, and note when something happens next."""
