@@ -354,7 +354,7 @@ class Desk:
             return
         left, failed = slot.emptied(), list[Ticket]()
         code, stalled = event.said.get("code"), event.said.get("stalled")
-        if not slot.closed:
+        if not slot.closed or event.said.get("lost"):
             requests = len({id(one.ticket) for one in left})
             log("worker gone", level=logging.ERROR, worker=slot.number, code=code, stalled=stalled, requests=requests)
             self.metrics.add("worker_lost")

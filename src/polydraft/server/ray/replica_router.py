@@ -7,10 +7,6 @@ from ray.serve import request_router as ray_router  # pyright: ignore[reportMiss
 from polydraft.server.ray import replica_worker
 
 
-class ReplicaAway(Exception):
-    """The copy that a request names takes no requests any more."""
-
-
 class PlacingRouter(ray_router.RequestRouter):
     """Send a request to the copy that it names last, or to any if that is None."""
 
@@ -19,13 +15,13 @@ class PlacingRouter(ray_router.RequestRouter):
         candidate_replicas: list[ray_router.RunningReplica],
         pending_request: ray_router.PendingRequest | None = None,
     ) -> list[list[ray_router.RunningReplica]]:
-        """Return the copy that a request names; where it is not there, nobody waits for it."""
+        """Return the copy that a request names; where it is not there, the request ends in a `LookupError`."""
         wanted = pending_request.args[-1] if pending_request is not None and pending_request.args else None
         if wanted is None or pending_request is None:
             return [candidate_replicas]
         found = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
         if not found and not pending_request.future.done():
-            pending_request.future.set_exception(ReplicaAway(wanted))
+            pending_request.future.set_exception(LookupError(wanted))
         return [found or candidate_replicas]  # of an empty list Ray would ask again and again, for what is over
 
     def update_replicas(self, replicas: list[ray_router.RunningReplica]) -> None:

@@ -205,19 +205,21 @@ class ReplicaWorker:
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except Exception:  # noqa: BLE001  the copy has died, cannot be reached, or its worker has ended
+        except LookupError:  # it was not sent: the copy takes nothing any more
             self._leave()
+        except Exception:  # noqa: BLE001  the copy has died, cannot be reached, or its worker has ended
+            self._leave(lost=True)
         finally:
             self._streams.pop(asked.name, None)
         if self._closing and not self._streams:
             self._leave()
 
-    def _leave(self) -> None:
-        """Be gone, with all that there was to do."""
+    def _leave(self, *, lost: bool = False) -> None:
+        """Be gone, with all that there was to do; `lost` if the copy ended while it was at it."""
         if self.over:
             return
         self.over = True
         for stream in [*self._streams.values()]:
             stream.cancel()
         self._pool.free(self)
-        self._say(Event("gone"))
+        self._say(Event("gone", said={"lost": lost}))
