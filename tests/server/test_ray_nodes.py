@@ -5,6 +5,7 @@ import json
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +26,11 @@ from test_lost_workers import COUNT, TinyPair, body, number_of, tiny
 from polydraft.cluster import check_nodes, joined
 from polydraft.errors import ClusterError, InvalidParameter, MissingExtra
 from polydraft.server import Settings
-from polydraft.server.ray.deploying import RayServer
 from polydraft.server.worker.asks import SEED_STEP
+
+with warnings.catch_warnings():  # of pydantic, about Ray's own classes, as they are imported
+    warnings.simplefilter("ignore")
+    from polydraft.server.ray.deploying import RayServer
 
 __all__ = ["tiny"]
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
