@@ -468,19 +468,15 @@ def picture() -> Any:
     for router, style in zip(ROUTERS, ("o:", "v-.", "s--", "D-", "^-"), strict=True):
         own = [(one["replicas"], one["first"]["99"]) for one in lines(CURVES, "fleet") if one["router"] == router]
         routers.plot(*zip(*own, strict=True), style, color=SIMULATED, markersize=4, linewidth=1, label=router)
-    routers.set_xscale("log")
-    routers.set_yscale("log")
+    _logarithmic(routers, x=True)
     routers.set_xlabel("replicas")
     routers.set_ylabel("seconds")
-    routers.legend()
+    routers.set_ylim(top=12)
+    routers.legend(loc="upper right", ncols=2, fontsize=7)
     for with_, style in ((True, "o-"), (False, "s--")):
         own = [(one["rate"], one["whole"]["50"]) for one in lines(CURVES, "drafts") if one["drafts"] == with_]
         label = f"{'with' if with_ else 'without'} drafts"
         drafts.plot(*zip(*own, strict=True), style, color=SIMULATED, markersize=4, label=label)
-    for one in checks():
-        if one["workers"] == 1:
-            rate = one["share"] * capacity(1, drafts=one["drafts"])
-            drafts.plot(rate, one["whole p50"][0], "o" if one["drafts"] else "s", color=MEASURED, markersize=5)
     drafts.set_xlabel("requests a second to each replica")
     drafts.set_ylim(bottom=0)
     drafts.legend()
@@ -493,6 +489,17 @@ def picture() -> Any:
     return figure
 
 
+def _logarithmic(axis: Any, *, x: bool = False) -> None:
+    """Give an axis a logarithmic scale, with numbers as they are read."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for one in (axis.xaxis, axis.yaxis) if x else (axis.yaxis,):
+        one.axes.set(**{f"{one.axis_name}scale": "log"})
+        one.set_major_locator(LogLocator(subs=(1.0,) if x else (1.0, 2.0, 5.0)))
+        one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        one.set_minor_formatter(NullFormatter())
+
+
 def _draw_check(axis: Any) -> None:
     own = [one for one in checks() if one["drafts"]]
     for place, one in enumerate(own):
@@ -500,7 +507,7 @@ def _draw_check(axis: Any) -> None:
             real, made = one[name]
             axis.plot(place - 0.1, real, mark, color=MEASURED, markersize=5)
             axis.plot(place + 0.1, made, mark, color=SIMULATED, markersize=5)
-    axis.set_yscale("log")
+    _logarithmic(axis)
     axis.set_xticks(range(len(own)), [f"{one['workers']}\n{100 * one['share']:.0f} %" for one in own])
     axis.set_xlabel("workers, load; circles medians, triangles p99")
     axis.set_ylabel("seconds")
@@ -511,11 +518,10 @@ def _draw_front(axis: Any) -> None:
     axis.plot(FLEETS, [each * count for count in FLEETS], "D-", color=SIMULATED, markersize=4, label="of all replicas")
     axis.axhline(1 / front_event(), color=MEASURED, label="the most of one front")
     axis.axhline(1 / RAY_EVENT, color=QUOTED, label="of one Ray Serve handle")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
+    _logarithmic(axis, x=True)
     axis.set_xlabel("replicas")
     axis.set_ylabel("events a second")
-    axis.legend()
+    axis.legend(loc="lower right", fontsize=7)
 
 
 if __name__ == "__main__":
