@@ -16,8 +16,8 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "docs" / "scaling"
 sys.path.insert(0, str(FOLDER))
 
+import fleet_page  # noqa: E402
 import load  # noqa: E402
-import make  # noqa: E402
 import queueing  # noqa: E402
 from queueing import ROUTERS, Faults, Job, Lengths, Outcome, Simulation, Speed, simulate  # noqa: E402
 
@@ -207,11 +207,11 @@ def test_lengths_name_one_that_has_the_fewest() -> None:
 
 
 def test_the_tables_of_the_page_are_those_of_its_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = make.PAGE.read_text()
-    assert make.with_tables(page) == page and make.PICTURE.is_file()
-    (tmp_path / "curves.jsonl").write_text(make.CURVES.read_text().replace('"99": ', '"99": 1'))
-    monkeypatch.setattr(make, "CURVES", tmp_path / "curves.jsonl")
-    assert make.with_tables(page) != page
+    page = fleet_page.PAGE.read_text()
+    assert fleet_page.with_tables(page) == page and fleet_page.PICTURE.is_file()
+    (tmp_path / "curves.jsonl").write_text(fleet_page.CURVES.read_text().replace('"99": ', '"99": 1'))
+    monkeypatch.setattr(fleet_page, "CURVES", tmp_path / "curves.jsonl")
+    assert fleet_page.with_tables(page) != page
 
 
 def closed_load(speed: Speed, workers: int, clients: int) -> dict[str, Any]:
@@ -232,14 +232,16 @@ def test_the_fit_finds_what_loads_were_made_of(monkeypatch: pytest.MonkeyPatch, 
     times = [10e-3, 20e-3, 25e-3, 30e-3, 35e-3, 40e-3, 45e-3, 50e-3]
     one = Speed(tuple(times), (3.0,), (0.02, 0.0001), 8, (1.0,))
     two = Speed(tuple(1.5 * time for time in times), (3.0,), (0.03, 0.00015), 8, (1.0,))
-    loads = [closed_load(speed, workers, texts) for workers, speed in ((1, one), (2, two)) for texts in make.KNOTS]
+    loads = [
+        closed_load(speed, workers, texts) for workers, speed in ((1, one), (2, two)) for texts in fleet_page.KNOTS
+    ]
     (tmp_path / "record.jsonl").write_text("\n".join(map(json.dumps, loads)))
-    monkeypatch.setattr(make, "RECORD", tmp_path / "record.jsonl")
-    make.fitted.cache_clear()
+    monkeypatch.setattr(fleet_page, "RECORD", tmp_path / "record.jsonl")
+    fleet_page.fitted.cache_clear()
     try:
-        found = [make.fitted(workers, True) for workers in (1, 2)]
+        found = [fleet_page.fitted(workers, True) for workers in (1, 2)]
     finally:
-        make.fitted.cache_clear()
+        fleet_page.fitted.cache_clear()
     (alone, beside), (both, _) = found
     assert alone.steps == pytest.approx(one.steps, rel=0.02) and alone.gains == (3.0,)
     assert alone.prompt == pytest.approx(one.prompt) and beside == pytest.approx(0.003)

@@ -409,7 +409,7 @@ def burst(word: str, servers: dict[str, Server]) -> Iterator[Line]:
     if kind in ("one", "two", "plain"):
         return run_closed(kind, servers[kind])
     if kind == "open":
-        from make import capacity
+        from fleet_page import capacity
 
         name, share = rest[0], float(rest[1])
         workers, options = SERVERS[name]

@@ -383,8 +383,8 @@ class Noise:
 
     def further(self, places: Sequence[int]) -> "Noise":
         """Return streams of their own for what comes so many places on in each row's text; tied numbers stay tied."""
-        lengths = [0] * len(places) if self.lengths is None else self.lengths.tolist()
-        moved = torch.tensor([length + place for length, place in zip(lengths, places, strict=True)])
+        moved = torch.tensor(places)
+        moved = moved if self.lengths is None else self.lengths.to(moved.device) + moved
         return replace(self.fork(_FURTHER), seeds=self._own_seeds(), lengths=moved)
 
     def keyed(self, keys: Sequence[bytes]) -> "Noise":

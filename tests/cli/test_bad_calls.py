@@ -21,7 +21,7 @@ import polydraft
 from polydraft.cli import main
 from polydraft.cli.benchmark import bench, demo, tune
 from polydraft.cli.generation import one_text as generating
-from polydraft.cli.generation import prompt_file as batch
+from polydraft.cli.generation import row_texts as batch
 from polydraft.conformance import proved_rules
 from polydraft.errors import FetchError
 from polydraft.planning import load_plan

@@ -199,7 +199,7 @@ def test_a_finished_file_needs_no_models(
     call: Call, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("--quiet") == 0
-    monkeypatch.setattr("polydraft.cli.generation.prompt_file.load_pair_of", None)
+    monkeypatch.setattr("polydraft.cli.generation.row_texts.load_pair_of", None)
     assert call() == 0
     assert "0 new texts, 4 from before" in capsys.readouterr().out
 
@@ -292,7 +292,7 @@ def test_ctrl_c_while_models_load(
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polydraft.cli.generation.prompt_file.load_pair_of", interrupted)
+    monkeypatch.setattr("polydraft.cli.generation.row_texts.load_pair_of", interrupted)
     assert call("--json") == 130
     assert json.loads(capsys.readouterr().out)["interrupted"] is True
 

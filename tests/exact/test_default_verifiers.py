@@ -189,6 +189,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         NgramDrafter(),
         ModelDrafter(model),
         EnsembleDrafter(((model, None),)),
+        drafters.BoostedDrafter([model, model]),
         LookupFirst(ModelDrafter(model)),
         drafters.SelfDrafter(drafters.View(keys=drafters.Recent())),
         drafters.SkippingDrafter(),

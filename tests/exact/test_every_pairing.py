@@ -208,6 +208,7 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
     assert exported(verifiers, "verify", "lossless") <= {*of_lines.values(), TopDown, BottomUp} - at_nodes
     by_folder = {
         drafters.AdapterDrafter,
+        drafters.BoostedDrafter,
         drafters.HeadDrafter,
         drafters.ParallelDrafter,
         drafters.SpecDrafter,

@@ -183,7 +183,7 @@ def test_a_learner_that_ends_costs_nothing_and_is_off_after_three_restarts(
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"draft": "pair-head", "target": "pair"}, "not for the .* drafter: name one by --draft"),
-    ({"draft": "self:int8", "target": "pair"}, "not for the self drafter"),
+    ({"draft": "self:int8", "target": "pair"}, "not for the self:int8 drafter"),
     ({"target": "pair"}, "not for no draft: name one by --draft"),
 ]
 

@@ -241,7 +241,7 @@ def ruined(tensors: dict[str, Tensor], name: str, change: Callable[[Tensor], Ten
 BAD: list[tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], dict[str, Any], str]] = [
     (lambda one: without(one, "hidden_norm"), {}, "hidden_norm.weight is missing"),
     (lambda one: without(one, "markov_w2"), {}, "markov_head.markov_w2.weight is missing"),
-    (lambda one: {**one, "midlayer.x.weight": torch.zeros(1)}, {}, "holds midlayer.x.weight, which"),
+    (lambda one: {**one, "midlayer.x.weight": torch.zeros(1)}, {}, "keys of two kinds of heads, block and EAGLE"),
     (lambda one: {**one, "a": torch.zeros(1), "b": torch.zeros(1)}, {}, "holds a and 1 more, which"),
     (lambda one: ruined(one, "norm.weight", lambda old: old * torch.nan), {}, "norm.weight holds values that are no"),
     (lambda one: ruined(one, "norm.weight", lambda old: old[:-1]), {}, r"norm.weight has shape \[15\]"),

@@ -228,7 +228,7 @@ def drafter_of(name: str, pair: Pair, request: GenerateOptions) -> Drafter:
             raise InvalidParameter(DRAFTLESS.format(request.drafter))
         name = text_word(params)
         line = drafter_line(name)
-    if not line.models:
+    if not line.models or pair.draft is None:
         return line.named(name)
     drafter = as_drafter(pair.draft, compile=request.compiled)
     if request.drafter is not None:

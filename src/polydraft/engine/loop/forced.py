@@ -63,8 +63,8 @@ class Forced:
             own = [node for node in nodes[: one.kept] if node < self.first]
             there, parents = (part[row, : self.first] for part in (host.valid, host.parents))
             deeper = bool((there & (parents == [0, *own][len(own)])).any())
-            counts = {"kept": len(own), "drafted": int(there.sum()) - 1, "deeper": deeper}
-            found.append(one._replace(**counts, forced=one.kept - len(own)))
+            drafted, more = int(there.sum()) - 1, one.kept - len(own)
+            found.append(RowVerdict(one.usable, len(own), drafted, deeper, one.tokens, more))
         return found
 
 

@@ -76,6 +76,7 @@ class LearnerPlace:
                 process.join()
 
     def _run(self) -> None:
+        why = ""
         for number in range(1 + RESTARTS):
             if number:
                 self._metrics.add("learn_restarts")

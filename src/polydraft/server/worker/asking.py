@@ -307,6 +307,15 @@ class _Processor:
     def keeps_state(self) -> bool:
         return self.own.keeps_state
 
+    @property
+    def serial(self) -> bool:
+        return getattr(self.own, "serial", False)
+
+    @property
+    def call(self) -> object:
+        """What is called, which may know tokens that are forced."""
+        return getattr(self.own, "call", None)
+
     def fork(self, memo: dict[int, Any]) -> "_Processor":
         return replace(self, own=self.own.fork(memo))
 

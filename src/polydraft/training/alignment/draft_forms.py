@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -181,7 +182,8 @@ def _fewer_layers(material: Material, loss: str) -> NewHead:
 
 
 def _narrower(material: Material, loss: str) -> NewHead:
-    many = _with_fewer_layers(material, max(1, SHARE // 2)).to(material.target.device)
+    many = _with_fewer_layers(material, max(1, SHARE // 2))
+    many.to(cast(Any, material.target.device))
     return _learning(narrower(many, material.texts), material, loss)
 
 

@@ -26,7 +26,8 @@ from polydraft.models.checkpoints.weight_versions import (
     weights_digest,
     weights_of,
 )
-from polydraft.training.alignment.draft_training import CHAIN, DraftTraining, draft_loss
+from polydraft.training.alignment.draft_losses import CHAIN, draft_loss
+from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
 from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
 from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText, batched

@@ -121,7 +121,9 @@ class ValueCurves:
             parts = np.clip(share - np.arange(PARTS) / PARTS, 0, 1 / PARTS)
             sums[path][0][:] += np.outer(parts, parts)
             sums[path][1][:] += parts * below
-        fitted = ((path, _falling(np.linalg.solve(*both))) for path, both in sorted(sums.items()))
+        fitted = (
+            (path, _falling(np.asarray(np.linalg.solve(*both), np.float64))) for path, both in sorted(sums.items())
+        )
         slopes = ((path, tuple(float(min(max(one, 0), STEEPEST)) for one in row)) for path, row in fitted)
         return replace(self, slopes=tuple(slopes))
 

@@ -119,13 +119,13 @@ class Valued:
             raise InvalidParameter(
                 f"Curves are measured on trees of one plan, {shape}, but a tree has {draft.planned}."
             )
-        parents, valid = draft.tree.parents.tolist(), draft.tree.valid.tolist()
+        parents, valid = integers(draft.tree.parents), integers(draft.tree.valid)
         for walk, above, there in zip(self._walks(draft, target_probs), parents, valid, strict=True):
             through, below = walk.scale.copy(), np.zeros(len(above))
             for node in range(len(above) - 1, 0, -1):
                 through[above[node]] += through[node]
                 below[above[node]] += through[node] + below[node]
-            for node, path in enumerate(paths_of(tuple(above))):
+            for node, path in enumerate(paths_of(tuple(map(int, above)))):
                 if node and there[node]:
                     yield path, float(walk.shares[node]), float(below[node])
 
@@ -141,7 +141,7 @@ class Valued:
             planned = None  # something was put beside what was planned
         known = dict[tuple[bytes, ...], tuple[Numbers, Numbers]]()
         curves = self.curves if self.curves.shape == planned else ValueCurves(shape=planned)
-        slopes = (slopes_of(curves, tuple(parents)) for parents in draft.tree.parents.tolist())
+        slopes = (slopes_of(curves, tuple(map(int, parents))) for parents in integers(draft.tree.parents))
         walks = [_Walk(self.scheme, own, *row, known) for own, row in zip(slopes, given, strict=True)]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
             for walk in walks:

@@ -1,7 +1,7 @@
 """Fit the simulation to the record, check it where it was not fitted, and write tables and figure of docs/scaling.md.
 
-    python docs/scaling/make.py --curves     # simulate to 4,000 replicas, minutes; kept in docs/scaling/curves.jsonl
-    python docs/scaling/make.py              # tables and figure alone
+    python docs/scaling/fleet_page.py --curves     # simulate to 4,000 replicas, minutes; kept in docs/scaling/curves.jsonl
+    python docs/scaling/fleet_page.py              # tables and figure alone
 
 Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all that
 one worker did; how much slower they are where two workers are busy; and what a request takes beside them. Then steps
@@ -27,7 +27,7 @@ import numpy as np
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-from queueing import ROUTERS, Faults, Job, Outcome, Speed, Simulation, arrivals, fewest_texts, simulate  # noqa: E402
+from queueing import ROUTERS, Faults, Job, Outcome, Simulation, Speed, arrivals, fewest_texts, simulate  # noqa: E402
 
 RECORD, CURVES = FOLDER / "record.jsonl", FOLDER / "curves.jsonl"
 PAGE, PICTURE = FOLDER.parent / "scaling.md", FOLDER.parent / "pictures" / "scaling.svg"
