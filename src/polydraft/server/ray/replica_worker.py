@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from contextvars import Context
 from typing import Any
 
 from polydraft.options.commands.serve_options import Settings
@@ -81,8 +82,12 @@ class ReplicaPool:
         return worker
 
     def call(self, do: Any, *given: Any) -> None:
-        """Have something done on the loop, from whatever thread."""
-        self._loop.call_soon_threadsafe(do, *given)
+        """Have something done on the loop, from whatever thread.
+
+        In no context: calls of one HTTP request's would have that request's id all of them, and Ray's router, which
+        tells them apart by it, would turn round and round when two are there at a time.
+        """
+        self._loop.call_soon_threadsafe(do, *given, context=Context())
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Have work done on the loop, from whatever thread."""
