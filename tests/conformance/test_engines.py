@@ -1,6 +1,7 @@
 """What engines are asked and how their answers are read, in the shapes that each of them documents."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from polydraft.conformance.http.server_client import KEY, MOST_WAITS, ServerClie
 from polydraft.errors import InvalidParameter, PolydraftError, ServerError
 
 ASKED = SampleRequest("m", (5, 6), "ab", 2, 7, 3, 0.8, 0.9, 30, 1)
+ASKED_LATER = replace(ASKED, seed=8)
 VLLM = {
     "id": "cmpl-1",
     "object": "text_completion",
@@ -236,6 +238,7 @@ BAD_SERVERS: list[tuple[Any, str]] = [
     (httpx.Response(200, json={"data": [{"id": "a"}, {"id": "b"}]}), "has 2 models: name one by --model; it has a, b"),
     (httpx.ConnectError("refused"), "There is no server at http://s .refused."),
     (httpx.ReadTimeout("late"), "does not answer in 300 seconds"),
+    (httpx.ReadError("reset"), "^http://s breaks off"),
     (httpx.Response(503), f"was busy {MOST_WAITS} times in a row"),
 ]
 
@@ -285,6 +288,27 @@ def test_answers_come_in_the_order_of_requests_and_waits_are_as_told() -> None:
 def test_lost_requests_are_counted_and_never_left_out_silently() -> None:
     found = client(httpx.ReadTimeout("late"))
     assert list(found.texts(requests(3))) == [None] * 3 and found.lost == found.asked == 3
+    found.close()
+
+
+def test_connections_that_break_are_tried_once_more_with_the_same_seed() -> None:
+    """A server closes an idle connection just when it is used again; one that breaks off twice has lost a request."""
+    found = client(httpx.RemoteProtocolError("closed"))
+    assert list(found.texts(requests(2))) == [None] * 2 and found.lost == 2
+    found.close()
+    asked = list[int]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=MODELS)
+        asked.append(json.loads(request.content)["seed"])
+        if asked.count(asked[-1]) == 1:
+            raise httpx.ReadError("reset")
+        return httpx.Response(200, json=VLLM)
+
+    found = ServerClient("http://s", transport=httpx.MockTransport(answer))
+    texts = [*found.texts(iter([ASKED, ASKED_LATER]))]
+    assert all(texts) and found.lost == 0 and sorted(asked) == [7, 7, 8, 8]
     found.close()
 
 

@@ -27,7 +27,8 @@ LARGEST = 64 << 20
 """Bytes of an answer."""
 LONGEST_WAIT, MOST_WAITS = 60.0, 30
 """Seconds between two tries where a server says that it is busy, and how often it may."""
-TIMEOUT = 300.0
+TIMEOUT, IDLE = 300.0, 2.0
+"""Seconds for an answer, and those for which an idle connection is kept: servers close theirs after five or so."""
 TOGETHER = 8
 """Requests in flight."""
 SHOWN = 200
@@ -73,7 +74,8 @@ class ServerClient:
 
         self.url, self._sleep, self.lost, self.asked, self.chats = _checked(url), sleep, 0, 0, chat
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(headers=headers, timeout=TIMEOUT, transport=transport, trust_env=False)
+        idle = httpx.Limits(keepalive_expiry=IDLE)
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT, transport=transport, trust_env=False, limits=idle)
         self._pool = ThreadPoolExecutor(TOGETHER)
         self.cards = self._cards()
         found = engine_of(self.cards) if engine is None else engine_named(engine)
@@ -136,19 +138,23 @@ class ServerClient:
         return read_texts(self.engine, answer, asked.count, self.url)
 
     def _asked(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> Any:
-        """Return what an address answers; None if it does not answer in time, twice."""
+        """Return what an address answers; None if it does not answer in time, or breaks off, twice.
+
+        A server closes connections that were idle, also just when the next request is sent on one: that is asked again.
+        """
         import httpx
 
-        late, status = 0, 0
+        late, status, broken = 0, 0, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         for _ in range(MOST_WAITS):
             try:
                 status, headers, body = self._sent(method, path, fields)
-            except httpx.TimeoutException as error:
+            except (httpx.TimeoutException, *broken) as error:
                 late += 1
                 if late > 1 and method == "POST":
                     return None
                 if late > 1:
-                    raise ServerError(f"{self.url} does not answer in {TIMEOUT:g} seconds.") from error
+                    said = "breaks off" if isinstance(error, broken) else f"does not answer in {TIMEOUT:g} seconds"
+                    raise ServerError(f"{self.url} {said}.") from error
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise ServerError(
