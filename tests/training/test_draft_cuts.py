@@ -1,6 +1,7 @@
 """Forms that are cut, corrected or boosted: what is left is what was active, and weights and places are as defined."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ IDS = torch.randint(24, (2, 12), generator=torch.Generator().manual_seed(2))
 
 def llama(**changes: int) -> PreTrainedModel:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "num_hidden_layers": 2}
-    return tiny_model("llama", 24, dtype=torch.float32, **{**sizes, **changes})
+    own: dict[str, Any] = {**sizes, **changes}
+    return tiny_model("llama", 24, dtype=torch.float32, **own)
 
 
 # --- Width -----------------------------------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ def draft_for(name: str | Path, target: nn.Module) -> nn.Module | Drafter:
     if _names_head(name):
         return head_for(name, target)
     if is_boosted(name):
-        return BoostedDrafter([cast(Any, draft_for(one, target)) for one in boosted_members(name)])
+        return BoostedDrafter([load_draft(one, cast(Any, target)) for one in boosted_members(name)])
     return _checked(load_draft(name, cast(Any, target)))
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.drafters import MOST_BOOSTED, BoostedDrafter, ModelDrafter
@@ -183,7 +183,7 @@ def _fewer_layers(material: Material, loss: str) -> NewHead:
 
 def _narrower(material: Material, loss: str) -> NewHead:
     many = _with_fewer_layers(material, max(1, SHARE // 2))
-    many.to(cast(Any, material.target.device))
+    cast(nn.Module, many).to(material.target.device)
     return _learning(narrower(many, material.texts), material, loss)
 
 

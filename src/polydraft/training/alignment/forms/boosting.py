@@ -84,16 +84,15 @@ class BoostTraining(Learner):
         batch, members = HeadBatch(ids, valid, features, final, lse), self.drafts()
         heats = torch.ones(len(ids), device=ids.device) if heat is None else heat
         at = heats.where(heats > 0, members[0].heat)
-        losses, overlaps, weights = list[Tensor](), list[Tensor](), None
-        count = list[Tensor]()
+        losses, overlaps = list[Tensor](), list[Tensor]()
+        weights = torch.ones(int(valid[:, 1:].bool().sum()), device=ids.device)
         for one in members:
             asked, rows = one.places(batch, at)
-            count.append(asked.sum())
-            weights = torch.ones_like(rows.values) if weights is None else weights
             losses.append((weights * rows.values).sum() / weights.sum().clamp_min(1e-6))
             overlaps.append(rows.overlap.detach().mean() if len(rows.values) else rows.overlap.sum())
             weights = weights * self._missed(asked, rows.chance.detach())
-        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": torch.stack(count)}
+        count = torch.tensor([len(weights)] * len(members), device=ids.device)
+        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": count}
 
     def drafts(self) -> list[DraftTraining]:
         """Return the draft models with their losses."""

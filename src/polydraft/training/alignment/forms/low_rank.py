@@ -8,7 +8,7 @@ Source: LoRA (arXiv 2106.09685, section 4.1); its package, peft, would be needed
 
 import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -72,7 +72,7 @@ def folded(model: PreTrainedModel) -> PreTrainedModel:
         if parametrize.is_parametrized(one, "weight"):
             weights[f"{name}.weight"] = cast(Tensor, one.weight).detach()
     made = type(model)(copy.deepcopy(model.config))
-    made.to(cast(Any, model.dtype))
+    cast(nn.Module, made).to(model.dtype)
     made.load_state_dict(weights)
     return made.eval()
 
