@@ -12,41 +12,33 @@ from typing import Any
 
 import pytest
 import torch
+from align_machine import LOSES, PROMPTS, prepared
+from doubles import tiny_model
 from safetensors.torch import load_file, save_file
+from transformers import PhiConfig, PhiForCausalLM
 
 import polydraft
-from polydraft.bench.aligning import AlignPlan, kept_best, run_alignment
+from polydraft.bench.aligning import AlignPlan, alignable, kept_best, run_alignment
 from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
 from polydraft.bench.aligning.alignable import wanted_forms
 from polydraft.bench.aligning.draft_card import best_of
-from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.cli import main
 from polydraft.errors import InvalidParameter
 
 Call = Callable[..., int]
-PAYS, LOSES = FormCost((1.1, 1.15, 1.2, 1.25, 1.3), 0.05), FormCost((2.1, 3.1, 4.1, 5.1, 6.1), 1.0)
-PROMPTS = [f"def f{number}(a):\n    return" for number in range(12)]
 
 
-def ticking(tick: float = 0.2) -> Callable[[], float]:
-    """Return a clock by which every look takes as long."""
+def ticking() -> Callable[[], float]:
+    """Return a clock by which every look takes a tenth of a second, and nothing else any time."""
     count = itertools.count()
-    return lambda: tick * next(count)
+    return lambda: 0.1 * next(count)
 
 
 @pytest.fixture
 def here(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a target and a draft, where everything pays and no arm times its passes."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "target").symlink_to(folders[0])
-    (tmp_path / "draft").symlink_to(folders[1])
-    rows = [json.dumps({"prompt": one}) for one in PROMPTS]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    monkeypatch.setenv("POLYDRAFT_MEASURE", "no")
-    monkeypatch.setattr(stages, "cost_of", lambda *_: PAYS)
     monkeypatch.setattr(stages, "PASSES", 1)
-    return tmp_path
+    return prepared(folders, tmp_path, monkeypatch)
 
 
 def plan(**changes: Any) -> AlignPlan:
@@ -123,9 +115,9 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
 
 def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target cannot be beaten as its own draft, and a rate of nearly one destroys it: what was given stays."""
-    form = runs.DraftForm("tuned", stages.FORMS["tuned"].make, 0.9, ("tvd",), ("tvd",))
-    monkeypatch.setattr(stages, "FORMS", {"tuned": form})
-    monkeypatch.setattr("polydraft.bench.aligning.alignable.FORMS", {"tuned": form})
+    form = replace(stages.draft_form("tuned"), rate=0.9, losses=("tvd",))
+    for place in (stages, alignable):
+        monkeypatch.setattr(place, "draft_form", lambda _: form)
     found = run_alignment("target", "target", PROMPTS, plan(losses=("tvd",), form="tuned"), clock=ticking())
     assert not found.verdict.better and "No step of training was worth more" in found.verdict.reason
     assert len(found.curve) > 1 and best_of(found.curve).step == 0
@@ -136,8 +128,10 @@ def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_drafter_that_comes_with_a_target_is_not_tuned(here: Path) -> None:
     pair = replace(polydraft.load("target", "draft"), draft=polydraft.NgramDrafter())
     assert [form.word for form in wanted_forms(plan(losses=()), pair, given=False)] == ["layers", "small", "mixing"]
-    with pytest.raises(InvalidParameter, match="draft models alone are tuned"):
+    with pytest.raises(InvalidParameter, match="these alone are tuned"):
         wanted_forms(plan(losses=()), pair, given=True)
+    patient = wanted_forms(plan(losses=(), minutes=60), pair, given=False)
+    assert [form.word for form in patient] == ["layers", "width", "small", "mixing", "vocabulary"]
 
 
 @pytest.fixture
@@ -166,17 +160,25 @@ BAD = [
     (("--prompts", "one.jsonl"), "needs 3 prompts or more"),
     (("--prompts", "long.jsonl"), "3 different prompts or more"),
     (("--minutes", "0.1"), "--minutes must be at least 0.2, but is 0.1"),
-    (("--form", "boost"), "lora, width, vocabulary, boost are not made yet"),
+    (("--form", "boost"), "Boosted drafts are boost:N or boost:N:samples, N from 2 to 8, not 'boost'"),
+    (("--form", "boost:9"), "N from 2 to 8, not 'boost:9'"),
+    (("--form", "boost:2", "--loss", "calls"), "form boost:2 learns by"),
     (("--form", "smal"), "did you mean small"),
-    (("--form", "tuned"), "There is no draft model to tune"),
+    (("--form", "spec-drafter"), "The form spec-drafter is for encoder-decoders"),
+    (("--form", "medusa-2"), "The form medusa-2 has the target learn with it"),
+    (("--form", "tuned"), "There is no draft model for --form tuned"),
+    (("--form", "lora"), "There is no draft model for --form lora"),
     (("--form", "mixing", "--loss", "tvd"), "form mixing learns by"),
-    (("--draft", "draft", "--loss", "jsb"), "tvd, not 'jsb'"),
-    (("--draft", "self:int8"), "draft models alone are tuned"),
+    (("--draft", "draft", "--loss", "jsb"), "not 'jsb'"),
+    (("--draft", "self:int8"), "--draft self:int8 is no draft model of its own"),
+    (("--draft", "draft < ngram"), "is no draft model of its own"),
+    (("--draft", "missing"), "missing"),
+    (("--most-bytes", "0"), "most-bytes"),
+    (("--out", "rows.jsonl/x"), "rows.jsonl/x cannot be written"),
     (
         ("--draft", "foreign"),
         "tokens differ; take a draft model of the same family; or leave --draft out: --form small",
     ),
-    (("--draft", "damaged"), "The draft's weights are no numbers"),
     (("--out", "full"), "--out full is not empty"),
     (("--out", "x", "--work", "x"), "the same folder"),
     (("--work", "full"), "holds something else than an alignment"),
@@ -188,10 +190,28 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "told"), BAD)
+LATE = [
+    (("--draft", "damaged"), "The draft's weights are no numbers"),
+    (("--prompts", "rows.jsonl", "--most-bytes", "20000"), "--most-bytes 20000 are too few"),
+]
+"""What weights tell; all else is said before they are read."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "reads"), [*((*one, False) for one in BAD), *((*one, True) for one in LATE)]
+)
 def test_bad_calls_are_refused_in_one_sentence_before_any_long_work(
-    call: Call, here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+    call: Call,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    told: str,
+    reads: bool,
 ) -> None:
+    read = list[str]()
+    own = alignable.load
+    monkeypatch.setattr(alignable, "load", lambda *given, **named: (read.append("weights"), own(*given, **named))[1])
     (here / "empty.jsonl").write_text("")
     (here / "one.jsonl").write_text('{"prompt": "def"}\n')
     (here / "long.jsonl").write_text("\n".join(json.dumps({"prompt": f"{one} = 1\n" * 90}) for one in "abcd"))
@@ -209,7 +229,28 @@ def test_bad_calls_are_refused_in_one_sentence_before_any_long_work(
     assert call(*arguments) == 2
     said = capsys.readouterr().err
     assert told in said and said.splitlines()[-1].startswith("polydraft: ")
+    assert sum(line.startswith("polydraft: ") for line in said.splitlines()) == 1
+    assert bool(read) == reads
     assert not (here / "aligned-work" / "text").exists()
+
+
+def test_targets_that_drafts_cannot_be_aligned_for_are_refused_by_name(here: Path, folders: tuple[Path, Path]) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    biased = PhiForCausalLM(PhiConfig(vocab_size=320, bos_token_id=0, eos_token_id=0, pad_token_id=0, **sizes))
+    for name, made in (("coder", tiny_model("t5", 320)), ("biased", biased)):
+        made.save_pretrained(str(here / name))
+        for one in folders[0].glob("*token*"):
+            (here / name / one.name).write_bytes(one.read_bytes())
+    with pytest.raises(InvalidParameter, match="coder has an encoder, and drafts are aligned for decoders"):
+        run_alignment("coder", None, PROMPTS, plan(), clock=ticking())
+    with pytest.raises(polydraft.PolydraftError, match="ends are no tables"):
+        run_alignment("biased", None, PROMPTS, plan(losses=()), clock=ticking())
+    assert not (here / "made-work").exists()
 
 
 def test_a_target_of_no_numbers_is_refused(here: Path, folders: tuple[Path, Path]) -> None:
@@ -221,6 +262,24 @@ def test_a_target_of_no_numbers_is_refused(here: Path, folders: tuple[Path, Path
     save_file(weights, here / "nan" / "model.safetensors", {"format": "pt"})
     with pytest.raises(polydraft.PolydraftError, match=r"no numbers|finite|NaN"):
         run_alignment("nan", None, PROMPTS, plan(), clock=ticking())
+
+
+@pytest.mark.parametrize("form", ["lora", "boost:2", "width", "vocabulary"])
+def test_other_forms_are_made_judged_and_load(form: str, here: Path) -> None:
+    draft = "draft" if form != "width" else None
+    losses = ("adaspec",) if form == "lora" else ()
+    found = run_alignment("target", draft, PROMPTS, plan(form=form, losses=losses), clock=ticking())
+    assert found.form == form and found.folder == Path("made")
+    assert (here / "made-work" / "reference-lora.safetensors").is_file() == (form == "lora")
+    pair = polydraft.load("target", "made")
+    prompt = pair.tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
+    drafted, plain = (
+        torch.as_tensor(
+            polydraft.stream(pair.target, prompt, drafter=one, do_sample=False, max_new_tokens=12).exhaust().new_tokens
+        ).tolist()
+        for one in (pair.draft, None)
+    )
+    assert drafted == plain
 
 
 def test_a_disk_that_fills_keeps_what_there_is(
@@ -236,13 +295,13 @@ def test_a_disk_that_fills_keeps_what_there_is(
 
 
 def test_too_few_minutes_to_measure_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "PASSES", 200)
+    monkeypatch.setattr(stages, "PASSES", 100_000)
     with pytest.raises(InvalidParameter, match=r"--minutes 0.2 are too few: measuring what drafts cost takes about"):
-        run_alignment("target", "draft", PROMPTS, plan(), clock=ticking(1.0))
+        run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
 
 
 def test_another_seed_is_refused_in_the_same_work_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
     run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
-    with pytest.raises(polydraft.PolydraftError, match="an alignment with another prompts, seed; name an empty folder"):
+    with pytest.raises(polydraft.PolydraftError, match="an alignment with another seed; name an empty folder"):
         run_alignment("target", "draft", PROMPTS, plan(seed=5), clock=ticking())

@@ -67,12 +67,14 @@ class Planned:
         context: how many tokens its longest text has.
         width: how wide its states are; None where that is not said.
         is_quantised: whether its weights have few bits already.
+        encodes: whether it is an encoder-decoder.
     """
 
     layers: int | None
     context: int
     width: int | None
     is_quantised: bool
+    encodes: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +308,8 @@ def planned(name: object) -> Planned:
     own = config.get_text_config(decoder=True)
     layers = None if config.is_encoder_decoder else getattr(own, "num_hidden_layers", None)
     is_quantised = getattr(config, "quantization_config", None) is not None
-    return Planned(layers, context_of(own), getattr(own, "hidden_size", None), is_quantised)
+    encodes = bool(config.is_encoder_decoder)
+    return Planned(layers, context_of(own), getattr(own, "hidden_size", None), is_quantised, encodes)
 
 
 def _kind(config: PreTrainedConfig) -> tuple[Any, type | None]:

@@ -1,5 +1,6 @@
 """What is asked of an alignment, and what became of it."""
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from polydraft.errors import InvalidParameter, hint
 from polydraft.training.alignment.draft_forms import FORMS, draft_form
 
 AUTO = "auto"
-LEAST_MINUTES = 0.2
+LEAST_MINUTES, MOST_BYTES = 0.2, 8_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class AlignPlan:
         texts: how many texts are written behind a prompt at most; None for as many as there is time for.
         max_new_tokens: of each text that is judged by the clock.
         seed: of everything that is drawn.
+        most_bytes: of the work folder.
 
     Raises:
         InvalidParameter: a value out of its range, or folders that cannot be used.
@@ -43,10 +45,13 @@ class AlignPlan:
     texts: int | None = None
     max_new_tokens: int = 64
     seed: int = 0
+    most_bytes: int = MOST_BYTES
 
     def __post_init__(self) -> None:
         if not self.minutes >= LEAST_MINUTES or self.minutes == float("inf"):
             raise InvalidParameter(f"--minutes must be at least {LEAST_MINUTES}, but is {self.minutes:g}.")
+        if self.most_bytes < 1:
+            raise InvalidParameter(f"--most-bytes must be at least 1, but is {self.most_bytes}.")
         if self.texts is not None and self.texts < 1:
             raise InvalidParameter(f"At least 1 text is written behind a prompt, not {self.texts}.")
         if self.form != AUTO:
@@ -60,6 +65,12 @@ class AlignPlan:
             raise InvalidParameter("--out and --work are the same folder: the draft belongs into one of its own.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise InvalidParameter(f"--out {self.out} is not empty; name a new folder.")
+        for flag, folder in (("--out", self.out), ("--work", self.place)):
+            there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+            if not there.is_dir() or not os.access(there, os.W_OK):
+                raise InvalidParameter(
+                    f"{flag} {folder} cannot be written: {there} is no folder, or not yours to write."
+                )
 
     @property
     def place(self) -> Path:

@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 
 from polydraft.bench.aligning.align_plan import Alignment, AlignPlan
-from polydraft.bench.aligning.distilling import Distilling, Noting, best_folder, distilled, tried
+from polydraft.bench.aligning.distilling import Distilling, Noting, best_folder, distilled, measurable, tried
 from polydraft.bench.aligning.draft_card import CurvePoint, best_of, card_of, curve_svg
 from polydraft.bench.aligning.form_costs import PAYS, FormCost, cost_of
 from polydraft.bench.aligning.judging import AFTER, REPEATS, AlignmentVerdict, compare, judge, verdict_of
 from polydraft.bench.aligning.prompt_split import PromptSplit
-from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
+from polydraft.bench.aligning.work_folder import SPENT, Budget, Pace, WorkFolder
 from polydraft.bench.speed import (
     Arm,
     Generated,
@@ -30,26 +30,41 @@ from polydraft.bench.speed import (
     prompts_that_fit,
     speed_conditions,
 )
-from polydraft.drafters import Drafter, drafter_of
+from polydraft.drafters import BoostedDrafter, Drafter, drafter_of, owned_models, owned_networks
 from polydraft.engine.choices import default_policy
 from polydraft.engine.load import draft_for
 from polydraft.errors import InvalidParameter, PolydraftError
-from polydraft.models import HuggingFaceModel, Layer, Pair
-from polydraft.probs import SamplingParams
-from polydraft.training.alignment.draft_forms import FORMS, TUNED, DraftForm, Material, seeded
+from polydraft.models import HuggingFaceModel, Layer, Pair, module_of
+from polydraft.probs import Noise, SamplingParams
+from polydraft.training.alignment.draft_forms import TUNED, DraftForm, Material, draft_form, kept_tokens, seeded
 from polydraft.training.alignment.held_out import HeldOutTexts
 from polydraft.training.heads.head_making import end_ids_of
 from polydraft.training.heads.losses.row_losses import TargetEnds
-from polydraft.training.heads.shards import BYTES_OF_NUMBERS, WritingPlan, WrittenShards, write_shards
+from polydraft.training.heads.shards import (
+    BYTES_OF_NUMBERS,
+    WritingPlan,
+    WrittenShards,
+    continued,
+    most_written,
+    share_written,
+    write_shards,
+)
 
 WRITTEN = 0.33
 """The share of the budget that is spent when the target has written."""
 PASSES, HALF = 200, 0.5
 """Measuring a form takes about so many passes, and not more than this share of the budget."""
-ROWS, PARTS = (64, 32, 16, 8, 4), 4
-"""How many texts are written at once, and into how many parts the writing is cut at least."""
-MOST_BYTES = 4_000_000_000
+ROWS, PARTS, WATCHED = (4, 8, 16, 32, 64), 4, 8
+"""How many texts are written at once, into how many parts the writing is cut at least, and so many of their tokens are
+written beforehand to see how long one takes."""
+JUDGED, FEWEST_TOKENS, SLACK = 2, 8, 1.5
+"""Texts are judged by fewer tokens, but so many at least, where else so many prompts at each temperature would not fit;
+a token of an arm takes this much more than one that is written alone, since arms begin anew with every prompt."""
+CHECKPOINTS, KEPT = 3 * 12, 12
+"""Bytes of a weight that learns: in all checkpoints, with the optimiser's state, and in what is kept to go on from."""
 GIVEN, FROM_TEXT, ROUNDED = "given draft", "drafts from text", "self:int8"
+ARMS, JUDGING, SIZES = 5, "judging", "sizes"
+"""How many arms are judged at most: plain decoding, these three, and the new draft."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +94,11 @@ class AlignStages:
     noting: Noting
 
     @property
+    def given(self) -> Any:
+        """The draft model that the user named; None where none was, whatever comes with the target."""
+        return None if self.names[1] is None else self.pair.draft
+
+    @property
     def heat(self) -> float:
         """The temperature that drafts are learnt at where text is greedy."""
         return max(self.plan.temperatures) or 1.0
@@ -86,7 +106,7 @@ class AlignStages:
     def stages(self, forms: Sequence[DraftForm], length: int) -> Alignment:
         """Carry them out, or go on with them."""
         self._tell(1, "measuring what drafts cost")
-        costs = self._costs(forms)
+        costs = self._costs(forms, length)
         for word, cost in costs.items():
             self.say(f"{word}: {cost.in_words()}.")
         paying = [form for form in forms if form.word in costs and costs[form.word].pays]
@@ -99,13 +119,16 @@ class AlignStages:
         text = self._text(paying, costs, length)
         self._tell(3, "drafts are made and tried")
         held_out = HeldOutTexts.of(self.model, text.held_out, self.plan.temperatures)
-        given = cast(Any, self.pair.draft) if paying[0].word == TUNED else None
         distilling = Distilling(
-            *(self.model, given, text, held_out, self.work, self.budget, costs, self.plan.seed, self.noting)
+            *(self.model, self.given, text, held_out, self.work, self.budget, costs, self.plan.seed, self.noting)
         )
-        trial = tried(distilling, self._arms(paying))
+        arms = self._arms(paying)
+        if any(form.cuts for form in paying):
+            self.say(f"A cut vocabulary has {self._kept(text):.1%} of the target's held-out text; no more is accepted.")
+        distilling = measurable(distilling, arms)
+        trial = tried(distilling, arms)
         self._tell(4, f"{trial['form']} goes on with the loss {trial['loss']}")
-        curve = distilled(distilling, FORMS[trial["form"]], trial)
+        curve = distilled(distilling, draft_form(trial["form"]), trial)
         self._tell(5, "judging by the clock")
         verdict = self._verdict(curve, costs[trial["form"]])
         return self._written(Alignment(verdict, self.plan.out, trial["form"], trial["loss"], tuple(curve), costs), text)
@@ -114,10 +137,10 @@ class AlignStages:
         self.work.write(SPENT, self.budget.used)
         self.say(f"Stage {number} of 5: {what} ({self.budget.left() / 60:.1f} minutes are left).")
 
-    def _costs(self, forms: Sequence[DraftForm]) -> dict[str, FormCost]:
+    def _costs(self, forms: Sequence[DraftForm], length: int) -> dict[str, FormCost]:
         """Return the costs of the forms; where a given draft can pay, of that alone."""
         known: dict[str, Any] = self.work.read("costs") or {}
-        self._check_minutes((1 if forms[0].word == TUNED else len(forms)) - len(known))
+        self._check_minutes((1 if forms[0].word == TUNED else len(forms)) - len(known), length)
         for form in forms:
             if form.word not in known:
                 try:
@@ -127,6 +150,10 @@ class AlignStages:
                         raise
                     self.say(f"{form.word}: {error}")  # of several forms those count that this target can have
                     continue
+                sizes: dict[str, int] = self.work.read(SIZES) or {}
+                owned = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
+                weights = [one for part in owned if part is not None for one in part.parameters()]
+                self.work.write(SIZES, {**sizes, form.word: sum(one.numel() for one in weights)})
                 known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
                 self.work.write("costs", known)
             if form.word == TUNED and FormCost.from_dict(known[TUNED]).pays:
@@ -135,25 +162,43 @@ class AlignStages:
 
     def _untrained(self, form: DraftForm) -> Drafter:
         """Return a drafter of the speed that a form has, whatever its weights."""
-        if form.word == TUNED:
+        if form.tunes:
             return drafter_of(self.pair.draft)
-        made = seeded(form, Material(self.model, TargetEnds.of(self.model.model)), form.losses[0], self.plan.seed)
-        networks = made.training.eval()
-        return drafter_of(cast(Any, networks).network) if form.is_model else made.drafter
+        material = Material(self.model, TargetEnds.of(self.model.model), self.given)
+        made = seeded(form, material, form.losses[0], self.plan.seed)
+        made.training.eval()
+        if not form.is_model:
+            return made.drafter
+        models = [cast(Any, module_of(one)) for one in owned_models(made.drafter)]  # by the passes that are served
+        return BoostedDrafter(models) if len(models) > 1 else drafter_of(models[0])
 
-    def _check_minutes(self, forms: int) -> None:
-        """Raise `InvalidParameter` where measuring alone would take most of the time."""
-        ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
-        with torch.no_grad():
-            self.model.model(input_ids=ids, use_cache=False)
-            began = self.budget.used
-            self.model.model(input_ids=ids, use_cache=False)
-        needed = PASSES * max(0, forms) * (self.budget.used - began)
-        if needed > HALF * self.budget.seconds:
+    def _check_minutes(self, forms: int, length: int) -> None:
+        """Raise `InvalidParameter` where measuring takes most of the time, or the least of all stages all of it."""
+        self._seconds(1)
+        alone, least = self._seconds(1), 0.0
+        if self.work.read("writing") is None:
+            least = 2 * self._lengths(length)[-1] * self._seconds(ROWS[0]) + self._judging(alone, FEWEST_TOKENS, 1)
+        needed = PASSES * max(0, forms) * alone
+        asked = max(needed / HALF, needed + least)
+        if asked > self.budget.seconds:
             raise InvalidParameter(
                 f"--minutes {self.plan.minutes:g} are too few: measuring what drafts cost takes about "
-                f"{needed / 60:.1f} here; give {needed / 60 / HALF:.0f} or more."
+                f"{needed / 60:.1f} here, and the least text and judging {least / 60:.1f}; give {asked / 60 + 0.5:.0f} "
+                "or more."
             )
+
+    def _seconds(self, rows: int) -> float:
+        """Return about how long a token of so many texts takes that are written together."""
+        given = [torch.zeros(1, dtype=torch.int64, device=self.model.device)] * rows
+        (random,) = Noise.from_seed(0, 1).generators
+        count = min(WATCHED, self.model.context)
+        began = self.budget.used
+        continued(self.model, given, torch.ones(rows, device=self.model.device), count, (), random)
+        return max(1e-6, (self.budget.used - began) / count)
+
+    def _judging(self, alone: float, tokens: int, prompts: int) -> float:
+        """Return about how long it takes to judge by so many prompts of so many tokens at every temperature."""
+        return SLACK * alone * ARMS * len(self.plan.temperatures) * (prompts * tokens + FEWEST_TOKENS)
 
     def _text(self, forms: Sequence[DraftForm], costs: dict[str, FormCost], length: int) -> WrittenShards:
         """Let the target write for its share of the time, or for so many texts a prompt."""
@@ -161,37 +206,71 @@ class AlignStages:
         heats = tuple(sorted({*plan.temperatures}, reverse=True))
         heats = (heats[0], *heats) if len(heats) > 1 else heats
         reads: tuple[Layer, ...] = max((form.reads(model.layers) for form in forms), key=len)
-        made = self.work.read("writing")
-        if made is None:
-            seconds = self.budget.left(WRITTEN)
-            rows = next((one for one in ROWS if self._writes(one, length) <= seconds / PARTS), ROWS[-1])
-            shards = max(1, int(seconds / self._writes(rows, length)))
-            bytes_of_row = length * (2 * (len(reads) + 1) * model.width + BYTES_OF_NUMBERS)
-            shards = max(1, min(shards, MOST_BYTES // (rows * bytes_of_row) - 1))
-            if plan.texts is not None:
-                rows = min(rows, plan.texts * self.parts.learnt)
-                shards = max(1, min(shards, plan.texts * self.parts.learnt // rows))
-            made = {"rows": rows, "tokens": shards * rows * length, "length": length}
-            self.work.write("writing", made)
+        made = self.work.read("writing") or self._writing([one.word for one in forms], len(reads), length)
+        self.work.write("writing", made)
+        if made["length"] < length:
+            self.say(f"Texts have {made['length']} tokens, since there is no time for longer ones.")
         writing = WritingPlan(
-            made["tokens"], made["length"], made["rows"], seed=plan.seed + 1, most_bytes=2 * MOST_BYTES
+            made["tokens"], made["length"], made["rows"], seed=plan.seed + 1, most_bytes=plan.most_bytes
         )
-        ends = end_ids_of(cast(Any, self.pair.target))
+        ends, pace = end_ids_of(cast(Any, self.pair.target)), Pace(self.budget, WRITTEN)
+
+        def going() -> bool:
+            pace.done(1 if pace.longest else 2)  # asked behind the held-out shard and the first to learn from
+            return pace.fits()
+
         return write_shards(
             *(model, self.parts.written, self.work.path / "text", reads, writing, ends),
             held_out=self.parts.choose,
             heats=heats,
-            going=lambda: not self.budget.over(WRITTEN),
+            going=going,
         )
 
-    def _writes(self, rows: int, length: int) -> float:
-        """Return about how long so many texts take: the passes of one token in each of them."""
-        ids = torch.zeros(rows, 1, dtype=torch.int64, device=self.model.device)
-        began = self.budget.used
-        with torch.no_grad():
-            for _ in range(2):
-                self.model.model(input_ids=ids, use_cache=False)
-        return max(1e-6, (self.budget.used - began) / 2 * length)
+    def _writing(self, forms: Sequence[str], reads: int, length: int) -> dict[str, int]:
+        """Return how many texts are written at once, and how many tokens in all, of that length."""
+        plan, seconds = self.plan, self.budget.left(WRITTEN)
+        bytes_of_row = length * (2 * (reads + 1) * self.model.width + BYTES_OF_NUMBERS)
+        room = self._room(forms, 2 * ROWS[0] * bytes_of_row)
+        rows, one = ROWS[0], self._seconds(ROWS[0])
+        allowed = self._lengths(length)
+        length = next((few for few in allowed if 2 * few * one <= seconds / 2), allowed[-1])
+        each = length * one
+        for more in ROWS[1:]:
+            taken = length * self._seconds(more)
+            if taken > seconds / PARTS or 2 * more * bytes_of_row > room:
+                break
+            rows, each = more, taken
+        shards = max(1, min(int(self.budget.left(WRITTEN) / each), room // (rows * bytes_of_row) - 1))
+        if plan.texts is not None:
+            rows = min(rows, plan.texts * self.parts.learnt)
+            shards = max(1, min(shards, plan.texts * self.parts.learnt // rows))
+        return {"rows": rows, "tokens": shards * rows * length, "length": length}
+
+    def _lengths(self, longest: int) -> list[int]:
+        """Return how long texts may be that leave room behind every prompt, the longest first."""
+        given = max(len(one) for one in self.parts.written)
+        return [one for one in (longest, longest // 2, longest // 4) if one == longest or given <= one * 3 // 4]
+
+    def _room(self, forms: Sequence[str], least: int) -> int:
+        """Return how many bytes the target's text may take beside the checkpoints of the largest draft.
+
+        Raises:
+            InvalidParameter: there are not so many as the least text takes.
+        """
+        sizes: dict[str, int] = self.work.read(SIZES) or {}
+        learnt = (CHECKPOINTS + KEPT) * max(sizes.get(word, 0) for word in forms)
+        if learnt + least > self.plan.most_bytes:
+            raise InvalidParameter(
+                f"--most-bytes {self.plan.most_bytes} are too few: checkpoints of the draft take up to {learnt}, and "
+                f"the least text {least}; give {learnt + 2 * least} or more."
+            )
+        return self.plan.most_bytes - learnt
+
+    def _kept(self, text: WrittenShards) -> float:
+        """Return how much of the held-out text the tokens are that are written most often elsewhere."""
+        size = self.model.vocab_size
+        tokens = most_written(text.learnt, size, kept_tokens(size), self.model.device)
+        return 1.0 if tokens is None else share_written(text.held_out, tokens)
 
     def _arms(self, forms: Sequence[DraftForm]) -> list[tuple[DraftForm, str]]:
         """Return what is tried: three losses of one form, or one loss of three forms."""
@@ -212,7 +291,7 @@ class AlignStages:
         settings = SpeedSettings(
             temperatures=tuple(sorted(self.plan.temperatures)),
             repeats=REPEATS,
-            max_new_tokens=self.plan.max_new_tokens,
+            max_new_tokens=self._judged_tokens(),
             seed=self.plan.seed,
         )
         alone = replace(self.pair, draft=None)
@@ -227,6 +306,18 @@ class AlignStages:
             f"To be {max(PAYS, fastest):.2f}x of plain decoding it would have to be {needed:.2f}." if needed else ""
         )
         return verdict_of(judged, f"{reached} {beside}".strip())
+
+    def _judged_tokens(self) -> int:
+        """Return how many tokens texts are judged by: as many as asked for, or as there is time for."""
+        known = self.work.read(JUDGING)
+        if known is None:
+            asked, alone, left = self.plan.max_new_tokens, self._seconds(1), self.budget.left()
+            fits = (left / self._judging(alone, 1, 0) - 1) * FEWEST_TOKENS / JUDGED
+            known = {"tokens": max(min(FEWEST_TOKENS, asked), min(asked, int(fits)))}
+            self.work.write(JUDGING, known)
+        if known["tokens"] < self.plan.max_new_tokens:
+            self.say(f"Texts are judged by {known['tokens']} tokens, since there is no time for more.")
+        return known["tokens"]
 
     def _competitors(self, folder: Path) -> list[Arm]:
         """Return plain decoding, what the user had before, and the new draft."""
@@ -248,6 +339,7 @@ class AlignStages:
             "target": self.names[0],
             "form": made.form if self.names[1] is None else f"{made.form}, begun with {self.names[1]}",
             "loss": made.loss,
+            **({"tokens": f"{self._kept(text):.1%} of the target's text"} if draft_form(made.form).cuts else {}),
             "text": f"{tokens} tokens that the target wrote behind {self.parts.learnt} prompts",
             "temperatures": ", ".join(f"{one:g}" for one in self.plan.temperatures),
             "chosen by": f"{self.parts.choose} other prompts, judged by {len(self.parts.judge)} more",

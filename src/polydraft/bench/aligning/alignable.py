@@ -1,5 +1,8 @@
 """What can be aligned: targets whose rows follow from their last states, draft models, and forms that suit both."""
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,24 +10,87 @@ import torch
 from torch import nn
 
 from polydraft.bench.aligning.align_plan import AUTO, AlignPlan
-from polydraft.drafters import Drafter, drafter_of
+from polydraft.bench.aligning.prompt_split import different
+from polydraft.bench.prompts import Prompt
+from polydraft.drafters import Drafter, drafter_of, is_boosted, is_head
 from polydraft.engine import load
-from polydraft.errors import InvalidParameter, UnsupportedModel, VocabularyMismatch
-from polydraft.models import HuggingFaceModel, Pair
-from polydraft.training.alignment.draft_forms import FORMS, TUNED, UNASKED, DraftForm
+from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch
+from polydraft.fetched import is_derived, is_stack
+from polydraft.models import HuggingFaceModel, Pair, check_same_tokens, load_tokenizer, planned
+from polydraft.training.alignment.draft_forms import MINUTES, PATIENT, TUNED, UNASKED, DraftForm, draft_form
 from polydraft.training.heads.losses.row_losses import TargetEnds
 
+NO_MODEL = (
+    "is no draft model of its own, and these alone are tuned; a head learns on by `polydraft train head KIND --start "
+    "FOLDER`."
+)
 EXACT = 0.05
 """How far logits made of kept states may be from the target's own, relative to the largest: states are rounded."""
 
 
-def loaded(target: str | Path, draft: str | Path | None, dtype: Any, device: str) -> Pair:
-    """Load the models, and say which form needs no tokens of a draft's own where these differ."""
+LENGTH = 256
+"""Tokens of each text, its prompt included."""
+
+
+def check_asked(
+    target: str | Path, draft: str | Path | None, plan: AlignPlan, prompts: Sequence[Prompt] | None
+) -> None:
+    """Refuse what configurations and tokenizers tell, before weights are read.
+
+    Raises:
+        CheckpointError: a model is missing or damaged.
+        InvalidParameter: an encoder-decoder, a draft or form that cannot be, or fewer than three prompts that fit.
+        UnsupportedModel: a model that cannot score drafts.
+        VocabularyMismatch: the draft has other tokens.
+    """
+    facts = planned(target)
+    if facts.encodes:
+        raise InvalidParameter(encoder_in_words(str(target)))
+    if plan.form != AUTO and draft_form(plan.form).tunes and draft is None:
+        raise InvalidParameter(f"There is no draft model for --form {plan.form}: name one by --draft.")
+    if draft is not None and (is_stack(draft) or is_derived(draft) or is_head(draft) or is_boosted(draft)):
+        raise InvalidParameter(f"--draft {draft} {NO_MODEL}")
+    if draft is not None:
+        planned(draft)
+    with suppress(CheckpointError):  # without tokenizers sizes are compared, when models are loaded
+        tokenizer = load_tokenizer(target)
+        if prompts is not None:
+            different(tokenizer, prompts, room_of(facts.context, plan))
+        if draft is not None:
+            _check_tokens(partial(check_same_tokens, tokenizer, load_tokenizer(draft), str(target), str(draft)))
+
+
+def room_of(context: int, plan: AlignPlan) -> int:
+    """Return how many tokens a prompt may have.
+
+    Raises:
+        InvalidParameter: none.
+    """
+    room = min(min(LENGTH, context) * 3 // 4, context - plan.max_new_tokens - 1)
+    if room < 1:
+        raise InvalidParameter(f"--max-new-tokens {plan.max_new_tokens} leaves no room for a prompt in the context.")
+    return room
+
+
+def encoder_in_words(name: str) -> str:
+    """Say that a target has an encoder."""
+    return (
+        f"{name} has an encoder, and drafts are aligned for decoders; the drafter of an encoder-decoder is made by "
+        "`polydraft train head spec-drafter`."
+    )
+
+
+def _check_tokens(check: Callable[[], object]) -> Any:
     try:
-        return load(target, draft, dtype=dtype, device=device)
+        return check()
     except VocabularyMismatch as error:
         told = str(error).removesuffix(".")
         raise VocabularyMismatch(f"{told}; or leave --draft out: --form small has the target's tokens.") from error
+
+
+def loaded(target: str | Path, draft: str | Path | None, dtype: Any, device: str) -> Pair:
+    """Load the models, and say which form needs no tokens of a draft's own where these differ."""
+    return _check_tokens(partial(load, target, draft, dtype=dtype, device=device))
 
 
 def checked_target(model: nn.Module) -> HuggingFaceModel:
@@ -36,10 +102,7 @@ def checked_target(model: nn.Module) -> HuggingFaceModel:
     """
     target = HuggingFaceModel(model)
     if target.facts.encodes:
-        raise InvalidParameter(
-            f"{type(model).__name__} has an encoder, and drafts are aligned for decoders; the drafter of an "
-            "encoder-decoder is made by `polydraft train head spec-drafter`."
-        )
+        raise InvalidParameter(encoder_in_words(type(model).__name__))
     ends = TargetEnds.of(target.model)
     ids = (torch.arange(4, device=target.device) % target.vocab_size).unsqueeze(0)
     with torch.no_grad():
@@ -70,16 +133,15 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
     """
     if given and not _tunes(pair.draft):
         name = pair.draft.name if isinstance(pair.draft, Drafter) else type(pair.draft).__name__
-        raise InvalidParameter(
-            f"--draft is {name}, and draft models alone are tuned; a head learns on by `polydraft train head KIND "
-            "--start FOLDER`."
-        )
+        raise InvalidParameter(f"--draft {name} {NO_MODEL}")
     if given and not all(bool(one.isfinite().all()) for one in pair.draft.parameters()):
         raise InvalidParameter("The draft's weights are no numbers: its folder is damaged.")
-    if plan.form == TUNED and not given:
+    if plan.form != AUTO and draft_form(plan.form).tunes and not given:
         raise InvalidParameter("There is no draft model to tune: name one by --draft, or take another --form.")
-    words = ([TUNED] if given else []) + [*UNASKED] if plan.form == AUTO else [plan.form]
-    found = [FORMS[word] for word in words if not plan.losses or {*plan.losses} <= {*FORMS[word].allowed}]
+    unasked = PATIENT if plan.minutes >= MINUTES else UNASKED
+    words = ([TUNED] if given else []) + [*unasked] if plan.form == AUTO else [plan.form]
+    forms = [draft_form(word) for word in words]
+    found = [form for form in forms if not plan.losses or {*plan.losses} <= {*form.allowed}]
     if not found:
         raise InvalidParameter(
             f"No form that fits learns by {' and '.join(plan.losses)}; name a --form, or other losses."

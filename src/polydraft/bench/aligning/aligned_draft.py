@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import torch
 
-from polydraft.bench.aligning.align_plan import AUTO, Alignment, AlignPlan
+from polydraft.bench.aligning.align_plan import AUTO, MOST_BYTES, Alignment, AlignPlan
 from polydraft.bench.aligning.align_stages import AlignStages
-from polydraft.bench.aligning.alignable import checked_target, loaded, wanted_forms
+from polydraft.bench.aligning.alignable import LENGTH, check_asked, checked_target, loaded, room_of, wanted_forms
 from polydraft.bench.aligning.distilling import Noting, best_folder, curve_of
 from polydraft.bench.aligning.prompt_split import FEWEST, PromptSplit, own_beginnings, split
 from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
@@ -21,9 +21,6 @@ from polydraft.extras import TRAIN
 from polydraft.models import Pair
 from polydraft.training.alignment.draft_forms import DraftForm
 from polydraft.training.heads.head_making import end_ids_of
-
-LENGTH = 256
-"""Tokens of each text, its prompt included."""
 
 
 def align(
@@ -40,6 +37,7 @@ def align(
     texts: int | None = None,
     max_new_tokens: int = 64,
     seed: int = 0,
+    most_bytes: int = MOST_BYTES,
     dtype: str | torch.dtype = "auto",
     device: str = "auto",
     say: Callable[[str], None] = lambda _: None,
@@ -55,12 +53,14 @@ def align(
         prompts: texts of the kind that will be generated behind, three or more; None for the target's own beginnings.
         work: what the stages leave, to go on from; None for `out` with "-work" behind it.
         minutes: the time of all stages together.
-        form: "auto" for what can pay, "tuned", "layers", "small", or a kind of head.
+        form: "auto" for what can pay, "tuned", "lora", "layers", "width", "small", "vocabulary", "boost:N", or a kind
+            of head.
         losses: which are tried; () for the usual ones of the form.
         temperatures: which are served.
         texts: how many texts are written behind a prompt at most; None for as many as there is time for.
         max_new_tokens: of each text that is judged by the clock.
         seed: of everything that is drawn.
+        most_bytes: of the work folder.
         dtype: as of `load`.
         device: as of `load`.
         say: is told what is being done, a sentence at a time.
@@ -80,6 +80,7 @@ def align(
         texts=texts,
         max_new_tokens=max_new_tokens,
         seed=seed,
+        most_bytes=most_bytes,
     )
     return run_alignment(target, draft, prompts, plan, dtype=dtype, device=device, say=say)
 
@@ -117,15 +118,14 @@ def run_alignment(
             f"An alignment needs {FEWEST} prompts or more, to learn from, to choose by and to judge by, but has "
             f"{len(texts)}."
         )
+    check_asked(target, draft, plan, texts)
+    check_kept(plan)
     say("Loading the models.")
     pair = loaded(target, draft, dtype, device)
     began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
     forms = wanted_forms(plan, pair, given=draft is not None)
-    length = min(LENGTH, model.context)
-    room = min(length * 3 // 4, model.context - plan.max_new_tokens - 1)
-    if room < 1:
-        raise InvalidParameter(f"--max-new-tokens {plan.max_new_tokens} leaves no room for a prompt in the context.")
+    length, room = min(LENGTH, model.context), room_of(model.context, plan)
     if texts is None:
         say("There are no prompts: the target begins texts of its own.")
         texts = own_beginnings(pair, plan.seed, ends)
@@ -146,15 +146,27 @@ def _as_prompt(number: int, given: str | Prompt) -> Prompt:
     return given if isinstance(given, Prompt) else Prompt(str(number), "prompts", given)
 
 
+def check_kept(plan: AlignPlan) -> None:
+    """Refuse a work folder that another seed, loss or temperature was asked for in, before models are loaded.
+
+    Raises:
+        ResultsError: it is of something else, or damaged.
+    """
+    if plan.place.is_dir() and any(plan.place.iterdir()):
+        WorkFolder(plan.place, _asked(plan))
+
+
+def _asked(plan: AlignPlan) -> dict[str, Any]:
+    return {"seed": plan.seed, "losses": plan.losses, "temperatures": plan.temperatures}
+
+
 def _identity(plan: AlignPlan, pair: Pair, parts: PromptSplit, forms: Sequence[DraftForm]) -> dict[str, Any]:
     return {
         "target": described(pair.target)["weights"],
         "draft": None if pair.draft is None else described(pair.draft)["weights"],
         "prompts": parts.digest,
-        "seed": plan.seed,
         "form": [one.word for one in forms],
-        "losses": plan.losses,
-        "temperatures": plan.temperatures,
+        **_asked(plan),
     }
 
 

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,17 @@ from torch import Tensor
 
 from polydraft.bench.aligning.draft_card import CurvePoint, best_of
 from polydraft.bench.aligning.form_costs import FormCost
-from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
+from polydraft.bench.aligning.work_folder import SPENT, Budget, Pace, WorkFolder
 from polydraft.models import HuggingFaceModel
-from polydraft.training.alignment.draft_forms import TUNED, DraftForm, Material, seeded
-from polydraft.training.alignment.held_out import HeldOutTexts, score, tokens_per_call
+from polydraft.training.alignment.draft_forms import DraftForm, Material, kept_tokens, seeded
+from polydraft.training.alignment.draft_losses import draft_loss
+from polydraft.training.alignment.held_out import ROWS, HeldOutTexts, score, tokens_per_call
+from polydraft.training.alignment.held_out import TEXTS as HELD_TEXTS
 from polydraft.training.alignment.model_weights import read_weights, write_weights
-from polydraft.training.heads.head_making import usual_form
 from polydraft.training.heads.loop import HeadRecipe, run_steps
 from polydraft.training.heads.losses.row_losses import TargetEnds
-from polydraft.training.heads.new_heads import OFFICIAL, NewHead
-from polydraft.training.heads.shards import Shards, WrittenShards
+from polydraft.training.heads.new_heads import NewHead
+from polydraft.training.heads.shards import Shards, WrittenShards, most_written
 
 TRIED, DISTILLED = 0.48, 0.76
 """The shares of the budget that are spent when trials end, and when distilling does."""
@@ -32,7 +33,9 @@ LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
 """The bounds of a run's steps, how often it is measured, and after how many measurements without a rise it ends."""
 BESIDES, SLOWER = 1.2, 1.5
 """What a step takes more than its two passes, and what a trial may take more than was foreseen."""
-CURVE, TRIALS, RUN, BEST, BEGUN = "curve", "trials", "run", "best", "begun.safetensors"
+MEASURED = 0.12
+"""The share of the budget that measurements on held-out text may take."""
+CURVE, TRIALS, RUN, HELD, BEST, BEGUN = "curve", "trials", "run", "held", "best", "begun.safetensors"
 Noting = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 
@@ -66,9 +69,19 @@ class Distilling:
         """Return a draft that has learnt nothing yet; the same every time."""
         heat = max(self.held_out.rows) or 1.0
         texts = torch.stack([Shards(self.text.learnt)[place]["ids"] for place in range(min(TEXTS, self.rows))])
-        ends = TargetEnds.of(self.target.model)
-        material = Material(self.target, ends, self.given, texts.to(self.target.device), heat)
+        target, ends, reference = self.target, TargetEnds.of(self.target.model), self.reference(form)
+        tokens = None
+        if form.cuts:
+            tokens = most_written(self.text.learnt, target.vocab_size, kept_tokens(target.vocab_size), target.device)
+        material = Material(
+            *(target, ends, self.given, texts.to(target.device), heat, tokens),
+            reference if reference.is_file() else None,
+        )
         return seeded(form, material, loss, self.seed)
+
+    def reference(self, form: DraftForm) -> Path:
+        """Return where the weights are that AdaSPEC's filter compares those of a form with."""
+        return self.work.path / f"reference-{form.word.replace(':', '-')}.safetensors"
 
     @property
     def rows(self) -> int:
@@ -135,26 +148,68 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
     for number, (form, loss) in enumerate(arms):
         if number < len(trials):
             continue
-        if trials and budget.over(TRIED):
+        if trials and budget.left(TRIED) <= trials[-1]["least"]:
             break
-        draft, texts = distilling.new(form, loss), distilling.learnt(form)
-        if form.word == TUNED and not number:
+        began = budget.used
+        measuring = trials[-1]["measuring"] if trials else work.read(HELD)["seconds"]
+        if form.is_model and draft_loss(loss).share < 1 and not distilling.reference(form).is_file():
+            seconds = (budget.left(TRIED) / (len(arms) - number) - measuring) / 2
+            other = distilling.new(form, "fkl")
+            _briefly(distilling, other, form, "reference", seconds)
+            write_weights(other.training, distilling.reference(form))
+        draft = distilling.new(form, loss)
+        if form.tunes and not number:
             _keep_start(distilling, draft, form)
-        seconds = budget.left(TRIED) / (len(arms) - number)
-        each = seconds_of_step(draft, texts, budget, distilling.target.device)
-        steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
-        recipe = _recipe(form, steps + 1, distilling.seed)
-        folder, last = work.path / f"trial-{number}", _Last(steps, budget.used + SLOWER * seconds, budget)
-        distilling.run(draft, form, recipe, folder, last)
-        shutil.rmtree(folder, ignore_errors=True)
-        point = distilling.point(draft, last.taken[-1])
+        seconds = budget.left(TRIED) / (len(arms) - number) - measuring
+        each, taken, ran = _briefly(distilling, draft, form, f"trial-{number}", seconds)
+        since = budget.used
+        point = distilling.point(draft, taken)
+        measuring = budget.used - since
         value = distilling.costs[form.word].value(point.score)
         if all(value > one["value"] for one in trials):
             write_weights(draft.training, work.path / BEGUN)
-        trials.append({"form": form.word, "loss": loss, "value": value, "step": each, "point": point.as_dict()})
+        told = {"step": each, "measuring": measuring, "least": budget.used - began - ran + LEAST_STEPS * each}
+        trials.append({"form": form.word, "loss": loss, "value": value, **told, "point": point.as_dict()})
         work.write(TRIALS, trials)
         work.write(SPENT, budget.used)
     return max(trials, key=lambda one: one["value"])
+
+
+def _briefly(
+    distilling: Distilling, draft: NewHead, form: DraftForm, name: str, seconds: float
+) -> tuple[float, int, float]:
+    """Let a draft learn for about so long; return how long a step takes, how many there were, and their time.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; the same run goes on later.
+    """
+    budget, folder = distilling.budget, distilling.work.path / name
+    each = seconds_of_step(draft, distilling.learnt(form), budget, distilling.target.device)
+    steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
+    last, began = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget), budget.used
+    distilling.run(draft, form, _recipe(form, steps + 1, distilling.seed), folder, last)
+    shutil.rmtree(folder, ignore_errors=True)
+    return each, last.taken[-1], budget.used - began
+
+
+def measurable(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Distilling:
+    """Return the same with as many held-out texts as there is time to measure drafts on, the same ever after.
+
+    How long that takes is seen with the last form, which is a head if there is one: heads are asked place by place.
+    """
+    work, whole = distilling.work, distilling.held_out
+    known = work.read(HELD)
+    if known is None:
+        budget, few = distilling.budget, whole.first(ROWS)
+        draft = distilling.new(*arms[-1])
+        began = budget.used
+        few.worth(draft)
+        seconds = budget.used - began
+        times = MEASURED * budget.seconds / (MEASUREMENTS + len(arms) + 1) / max(seconds, 1e-6)
+        texts = ROWS * max(1, min(HELD_TEXTS // ROWS, int(times)))
+        known = {"texts": texts, "seconds": seconds * texts / ROWS}
+        work.write(HELD, known)
+    return replace(distilling, held_out=whole.first(known["texts"]))
 
 
 @dataclass(frozen=True)
@@ -205,19 +260,24 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
     read_weights(draft.training, work.path / BEGUN)
     if all(one.step != begun for one in curve):
         _add(distilling, draft, form, curve, CurvePoint(**trial["point"]))
-    plan = work.read(RUN) or {"steps": max(1, min(MOST_STEPS, int(budget.left(DISTILLED) / trial["step"])))}
-    work.write(RUN, plan)
+    plan = work.read(RUN)
+    if plan is None:
+        seconds = budget.left(DISTILLED) - MEASUREMENTS * trial["measuring"]
+        plan = {"steps": max(MEASUREMENTS, min(MOST_STEPS, int(seconds / trial["step"])))}
+        work.write(RUN, plan)
     steps = plan["steps"]
-    every = max(1, steps // MEASUREMENTS)
+    every, measuring = max(1, steps // MEASUREMENTS), Pace(budget, DISTILLED, trial["measuring"] + trial["step"])
 
     def after(step: int) -> bool:
-        over = step >= steps or budget.over(DISTILLED)
+        over = step >= steps or not measuring.fits()
         if step % every and not over:
             return False
+        measuring.begin()
         _add(distilling, draft, form, curve, distilling.point(draft, begun + step))
+        measuring.done()
         return over or stale([one.score for one in curve if one.step > begun])
 
-    if not budget.over(DISTILLED):
+    if measuring.fits():
         distilling.run(draft, form, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after)
     work.write(RUN, {**plan, "over": True})
     return curve
@@ -246,9 +306,8 @@ def keep_best(distilling: Distilling, draft: NewHead, form: DraftForm, point: Cu
     name = f"{BEST}-{point.step:06d}"
     shutil.rmtree(work.path / name, ignore_errors=True)
     told = f"An unfinished draft: `polydraft align` was at step {point.step}, and has no verdict yet.\n"
-    official = OFFICIAL if form.is_model else usual_form(form.word, None)
     with torch.no_grad():
-        draft.write(work.path / name, distilling.target, official, told)
+        draft.write(work.path / name, distilling.target, form.folder, told)
     work.write(BEST, {"folder": name, "step": point.step})
     for other in work.path.glob(f"{BEST}-*"):
         if other.name != name:

@@ -86,11 +86,13 @@ def compare(
         return
     with tqdm(total=round(left()), desc="plain, before and after", unit="s") as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arms that find that drafts do not pay are measured all the same
+        before = left()
         for records in measure_speed(pair, arms, prompts, settings, done):
             results.add(records)
-            taken = sum(one.seconds for one in records)
+            now = left()
+            taken, before = before - now, now
             bar.update(min(round(taken, 1), bar.total - bar.n))
-            if len(results.done(arms)) >= least and left() < taken:
+            if len(results.done(arms)) >= least and now <= taken:
                 break
 
 

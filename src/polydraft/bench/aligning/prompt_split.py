@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.bench.prompts import Prompt
-from polydraft.bench.prompts.prompt import encode
+from polydraft.bench.prompts.prompt import tokens_of
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.probs import SamplingParams
@@ -51,6 +52,30 @@ class PromptSplit:
         return sha256(repr(told).encode()).hexdigest()[:16]
 
 
+EncodedPrompt = tuple[Prompt, Int[Tensor, " _"]]
+
+
+def different(tokenizer: Any, prompts: Sequence[Prompt], longest: int) -> tuple[list[EncodedPrompt], int]:
+    """Return the prompts that differ with their tokens, and how many were too long or empty.
+
+    Args:
+        longest: how many tokens a prompt may have.
+
+    Raises:
+        InvalidParameter: fewer than three are left.
+    """
+    encoded = [(one, tokens_of(tokenizer, one, EXCERPT_TOKENS)[0]) for one in prompts]
+    fitting = [one for one in encoded if 0 < len(one[1]) <= longest]
+    unlike = list({tuple(ids.tolist()): (one, ids) for one, ids in fitting}.values())
+    if len(unlike) < FEWEST:
+        same = f", of {len(fitting)} that have at most {longest} tokens" if len(fitting) < len(prompts) else ""
+        raise InvalidParameter(
+            f"An alignment needs {FEWEST} different prompts or more, to learn from, to choose by and to judge by, but "
+            f"--prompts has {len(unlike)}{same}; give more of them."
+        )
+    return unlike, len(prompts) - len(fitting)
+
+
 def split(pair: Pair, prompts: Sequence[Prompt], longest: int, seed: int) -> PromptSplit:
     """Split prompts at random: a quarter to judge by, an eighth to choose by, the others to learn from.
 
@@ -60,15 +85,7 @@ def split(pair: Pair, prompts: Sequence[Prompt], longest: int, seed: int) -> Pro
     Raises:
         InvalidParameter: fewer than three are short enough.
     """
-    encoded = [(one, encode(pair, one, EXCERPT_TOKENS)[0].cpu()) for one in prompts]
-    fitting = [one for one in encoded if 0 < len(one[1]) <= longest]
-    unlike = list({tuple(ids.tolist()): (one, ids) for one, ids in fitting}.values())
-    if len(unlike) < FEWEST:
-        same = f", of {len(fitting)} that have at most {longest} tokens" if len(fitting) < len(prompts) else ""
-        raise InvalidParameter(
-            f"An alignment needs {FEWEST} different prompts or more, to learn from, to choose by and to judge by, but "
-            f"--prompts has {len(unlike)}{same}; give more of them."
-        )
+    unlike, left_out = different(pair.tokenizer, prompts, longest)
     order = np.random.default_rng(seed).permutation(len(unlike)).tolist()
     judge, choose = max(1, len(unlike) // 4), max(1, len(unlike) // 8)
     parts = [unlike[place] for place in order]
@@ -76,7 +93,7 @@ def split(pair: Pair, prompts: Sequence[Prompt], longest: int, seed: int) -> Pro
         tuple(ids for _, ids in parts[judge:]),
         choose,
         tuple(one for one, _ in parts[:judge]),
-        len(prompts) - len(fitting),
+        left_out,
     )
 
 

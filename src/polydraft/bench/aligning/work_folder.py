@@ -88,3 +88,30 @@ class Budget:
     def over(self, share: float = 1.0) -> bool:
         """Tell whether that share is spent."""
         return self.used >= share * self.seconds
+
+
+class Pace:
+    """Tells whether there is time for one more of what is done again and again.
+
+    Args:
+        budget: the time.
+        share: of all of it, when to be done.
+        longest: how many seconds one of them takes, as far as is known.
+    """
+
+    def __init__(self, budget: Budget, share: float, longest: float = 0.0) -> None:
+        self.budget, self.share, self.longest = budget, share, longest
+        self.since = budget.used
+
+    def begin(self) -> None:
+        """Begin one of them."""
+        self.since = self.budget.used
+
+    def done(self, units: int = 1) -> None:
+        """Note that so many were done, and the next one begins."""
+        now = self.budget.used
+        self.longest, self.since = max(self.longest, (now - self.since) / units), now
+
+    def fits(self) -> bool:
+        """Tell whether one more fits that takes as long as the longest so far."""
+        return self.budget.left(self.share) >= self.longest

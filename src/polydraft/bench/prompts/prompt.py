@@ -209,16 +209,24 @@ def encode(pair: Pair, prompt: Prompt, excerpt_tokens: int | None = None) -> Int
     Raises:
         InvalidParameter: there is no chat template, or it refuses the conversation, which is named.
     """
+    return tokens_of(pair.tokenizer, prompt, excerpt_tokens).to(pair.target.device)
+
+
+def tokens_of(tokenizer: Any, prompt: Prompt, excerpt_tokens: int | None = None) -> Int[Tensor, "1 t"]:
+    """Return the same by a tokenizer alone, on the host.
+
+    Raises:
+        InvalidParameter: there is no chat template, or it refuses the conversation, which is named.
+    """
     if not prompt.messages:
-        ids = pair.tokenizer(prompt.text, return_tensors="pt", verbose=False)["input_ids"]
-        found = torch.as_tensor(ids, device=pair.target.device)
+        found = torch.as_tensor(tokenizer(prompt.text, return_tensors="pt", verbose=False)["input_ids"])
         return found[:, :excerpt_tokens] if prompt.excerpt else found
     try:
-        tokens = conversation_ids(pair.tokenizer, prompt.messages)
+        tokens = conversation_ids(tokenizer, prompt.messages)
     except InvalidParameter as error:
         named = f"The prompt {prompt.name!r} of {prompt.task}: " if prompt.name and prompt.task else ""
         raise InvalidParameter(f"{named}{error}") from error
-    return torch.tensor([tokens], device=pair.target.device)
+    return torch.tensor([tokens])
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:

@@ -42,21 +42,25 @@ class AlignOptions:
     minutes: float | None = option(None, "The time of all stages together. Default: 20.", TRAINING)
     form: str | None = option(
         None,
-        "What the draft is made of: auto (what can pay here), tuned (--draft goes on learning), layers (some of the "
-        "target's), small (a new model), or a kind of head of `polydraft train head`. Default: auto.",
+        "What the draft is made of: auto (what can pay here), tuned or lora (--draft learns on), layers or width "
+        "(some of the target's), small (a new model), vocabulary (a head of fewer tokens), boost:N (drafts that cover "
+        "what others miss), or a kind of head of `polydraft train head`, as pard. Default: auto.",
         TRAINING,
         metavar="NAME",
     )
     losses: tuple[str, ...] = option(
         (),
-        "A loss to try, may be repeated: fkl, rkl, jsd, tvd, lk-alpha, lk-lambda, fkl+lk-alpha, calls. Default: two or "
-        "three that suit the form.",
+        "A loss to try, may be repeated: fkl, rkl, jsd, tvd, tvd++, lk-alpha, lk-alpha-2, lk-lambda, adaspec, calls, "
+        "accepted, products, or another of docs/alignment.md. Default: two or three that suit the form.",
         TRAINING,
         metavar="NAME",
         flag="--loss",
     )
     texts: int | None = count(
         None, "Texts that the target writes behind a prompt, at most. Default: as many as there is time for.", TRAINING
+    )
+    most_bytes: int | None = option(
+        None, "The most bytes that the work folder may take. Default: 8000000000.", OUTPUT, least=1
     )
     measure: bool = option(
         False, "Tell how many tokens a target call brings with this draft, on text that the target writes.", MEASURING
