@@ -1,0 +1,320 @@
+"""Distil one draft from one start in many ways, at equal steps or time, and write the tables of docs/alignment.md.
+
+    python docs/alignment/published.py --work FOLDER                     # all that is not in the record yet
+    python docs/alignment/published.py --work FOLDER --only losses --steps 100
+    python docs/alignment/published.py                                   # the tables alone
+
+The pair is the embedded one. The start has the shapes of the shipped draft and was trained from nothing by the cross
+entropy of Python's own source, as the small member of a family is. Text of all kinds stands behind the same beginnings
+of that source: what follows there (fixed), what the target writes, what the start writes (draft), or both. The target's
+final states are kept once and shared by all arms. An arm is a line of docs/alignment/published.jsonl; what is there is
+not run again, and Ctrl-C between two steps loses no arm but the one that runs.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polydraft.bench.aligning.distilling import seconds_of_step
+from polydraft.bench.aligning.work_folder import Budget
+from polydraft.models import HuggingFaceModel, load_pair
+from polydraft.probs import Noise
+from polydraft.training.alignment.divergences import several_agreement
+from polydraft.training.alignment.draft_forms import Material, draft_form
+from polydraft.training.alignment.draft_losses import draft_loss
+from polydraft.training.alignment.draft_training import DraftTraining
+from polydraft.training.alignment.held_out import HeldOutTexts, tokens_per_call
+from polydraft.training.alignment.model_weights import read_weights, write_weights
+from polydraft.training.corpus import standard_library
+from polydraft.training.heads.loop import HeadRecipe, run_steps
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, cross_entropy
+from polydraft.training.heads.new_heads import NewHead
+from polydraft.training.heads.shards import Shards, continued
+
+DOCS = Path(__file__).parents[1]
+RECORD, PAGE = DOCS / "alignment" / "published.jsonl", DOCS / "alignment.md"
+MARKS = "<!-- table: published -->\n", "<!-- end of published -->"
+LENGTH, GIVEN, ROWS, HELD, TEXTS, RATE, LENGTHS = 256, 48, 64, 32, 8, 2e-3, (1, 2, 4)
+DIVERGENCES, SOURCES = ("fkl", "rkl", "jsd", "tvd"), ("fixed", "target", "draft", "both")
+LOSSES = (
+    *("fkl", "jsd", "tvd", "tvd++", "lk-alpha", "lk-alpha-2", "lk-alpha-4", "lk-lambda"),
+    *("products", "accepted", "accepted-by-token", "calls", "calls-by-token"),
+)
+BOOSTS = ("boost:2", "boost:2:samples", "boost:3")
+COLUMNS = ("loss", "text", "form", "T = 0", "T = 1", "overlap", "alpha* of 2, of 4", "seconds")
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm.
+
+    Args:
+        experiment: the table that it belongs to.
+        loss: what it learns by.
+        source: the text that it learns from; "draft-reached" is the draft's with the weights of what decoding reaches.
+        seed: of its run.
+        form: how it learns: all weights of one draft, or several drafts.
+        longer: how many times as many steps as others it takes; a draft beside boosted ones has the same cost.
+    """
+
+    experiment: str
+    loss: str
+    source: str = "target"
+    seed: int = 1
+    form: str = "tuned"
+    longer: int = 1
+
+    @property
+    def key(self) -> str:
+        """What it is known by in the record."""
+        return " ".join(map(str, vars(self).values()))
+
+
+def trials(seeds: Sequence[int]) -> Iterator[Trial]:
+    """Yield all arms, those of each experiment behind one another."""
+    for seed in seeds:
+        for source in SOURCES:
+            for loss in DIVERGENCES:
+                yield Trial("distillspec", loss, source, seed)
+        yield Trial("distillspec", "fkl", "draft-reached", seed)
+        for loss in LOSSES:
+            yield Trial("losses", loss, seed=seed)
+        for loss in ("fkl", "adaspec"):
+            yield Trial("adaspec", loss, seed=seed)
+        for form in BOOSTS:
+            yield Trial("boost", "fkl", seed=seed, form=form)
+        yield Trial("boost", "fkl", seed=seed, longer=2)
+
+
+class Bench:
+    """What all arms share: the pair, the text and the start.
+
+    Args:
+        work: where text and start are kept.
+        tokens: how many of each kind there are to learn from.
+        steps: of an arm.
+    """
+
+    def __init__(self, work: Path, tokens: int, steps: int) -> None:
+        self.work, self.tokens, self.steps = work, tokens, steps
+        work.mkdir(parents=True, exist_ok=True)
+        self.pair = load_pair()
+        self.target = HuggingFaceModel(self.pair.target)
+        self.ends = TargetEnds.of(self.pair.target)
+        self.fixed = self._fixed()
+
+    def _fixed(self) -> Tensor:
+        """Return texts of Python's library, a piece of each file, in an order of their own."""
+        found, wanted = list[Tensor](), -(-self.tokens // LENGTH) + 2 * HELD
+        for file in standard_library():
+            ids = self.pair.tokenizer(file.text, return_tensors="pt", verbose=False)["input_ids"][0]
+            found += [one for one in ids[: 16 * LENGTH].split(LENGTH) if len(one) == LENGTH]
+        (random,) = Noise.from_seed(5, 1).generators
+        order = torch.randperm(len(found), generator=random)[:wanted].tolist()
+        if len(order) < wanted:
+            raise SystemExit(f"Python's library here has {len(found)} texts; ask for fewer --tokens.")
+        return torch.stack([found[place] for place in order])
+
+    def shards(self, source: str) -> list[Path]:
+        """Return the files of a kind of text, which are written where they are missing."""
+        if source == "both":
+            return self.shards("target") + self.shards("draft")
+        writer = HuggingFaceModel(self.start()) if source == "draft" else self.target
+        return [self._shard(source, number, writer) for number in range(len(self._learnt()) // ROWS)]
+
+    def _learnt(self) -> Tensor:
+        return self.fixed[2 * HELD :]
+
+    def _shard(self, source: str, number: int, writer: HuggingFaceModel) -> Path:
+        path = self.work / f"{source}-{number:03d}.safetensors"
+        if not path.is_file():
+            texts = self._learnt()[number * ROWS : (number + 1) * ROWS]
+            if source != "fixed":
+                texts = self._written(writer, texts, torch.ones(len(texts)), 10 + number)
+            self._keep(texts, torch.ones(len(texts)), path)
+        return path
+
+    def _written(self, writer: HuggingFaceModel, texts: Tensor, heats: Tensor, seed: int) -> Tensor:
+        """Let a model write on behind the beginnings of texts."""
+        (random,) = Noise.from_seed(seed, 1).generators
+        return continued(writer, [one[:GIVEN] for one in texts], heats, LENGTH, (), random)["ids"].long()
+
+    def _keep(self, texts: Tensor, heats: Tensor, path: Path) -> None:
+        """Let the target read texts, and keep them with its final states."""
+        (random,) = Noise.from_seed(0, 1).generators
+        found = continued(self.target, [*texts], heats, LENGTH, (), random)
+        found["valid"][:, GIVEN:] = 1
+        beside = path.with_suffix(".part")
+        save_file({**found, "heat": heats}, beside, {"layers": "[]"})
+        beside.rename(path)
+
+    def held_out(self) -> HeldOutTexts:
+        """Return texts that the target wrote behind other beginnings, half of them greedily."""
+        path = self.work / "held.safetensors"
+        if not path.is_file():
+            heats = torch.tensor([0.0, 1.0]).repeat_interleave(HELD)
+            self._keep(self._written(self.target, self.fixed[: 2 * HELD], heats, 3), heats, path)
+        return HeldOutTexts.of(self.target, [path], (0.0, 1.0))
+
+    def start(self) -> Any:
+        """Return the draft that all arms begin with, which is made where it is missing."""
+        draft: Any = self.pair.draft
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            made = type(draft)(draft.config).float()
+        learner, path = _Reader(made, self.ends, draft_loss("fkl")), self.work / "start.safetensors"
+        if not path.is_file():
+            files = self.shards("fixed")
+            self._run(learner, files, 2 * self.steps, 0, self.work / "run-start", 4e-3)
+            write_weights(learner, path)
+        read_weights(learner, path)
+        return made.eval()
+
+    def _run(self, training: Any, files: list[Path], steps: int, seed: int, folder: Path, rate: float = RATE) -> None:
+        recipe = HeadRecipe(
+            *(steps, TEXTS, rate, rate / 2), warmup=0.05, measure_every=10**9, save_every=max(50, steps // 4), seed=seed
+        )
+        run_steps(training, Shards(files, heats=True), folder, recipe, lambda *_: False)
+
+    def arm(self, trial: Trial) -> Line:
+        """Run one arm and return what became of it."""
+        folder, began = self.work / f"run-{trial.key.replace(' ', '_').replace(':', '-')}", perf_counter()
+        start, files = self.start(), self.shards(trial.source.removesuffix("-reached"))
+        steps, material = self.steps * trial.longer, Material(self.target, self.ends, start)
+        began = perf_counter()
+        each = 0.0
+        if trial.loss == "adaspec":  # as long as the plain arm beside it, the reference included
+            other = draft_form("tuned").make(material, "fkl")
+            each = seconds_of_step(other, Shards(files, heats=True), self._budget(), self.target.device)
+            self._run(other.training, files, steps // 2, trial.seed, folder / "reference")
+            reference = folder / "reference.safetensors"
+            write_weights(other.training, reference)
+            material = Material(self.target, self.ends, start, reference=reference)
+        made: NewHead = draft_form(trial.form).make(material, trial.loss)
+        if isinstance(made.training, DraftTraining):
+            made.training.reached = trial.source.endswith("-reached")
+        if trial.loss == "adaspec":
+            own = seconds_of_step(made, Shards(files, heats=True), self._budget(), self.target.device)
+            steps = max(1, round((steps - steps // 2) * each / own))
+        self._run(made.training, files, steps, trial.seed, folder / "run")
+        seconds = perf_counter() - began
+        shutil.rmtree(folder, ignore_errors=True)
+        found = self.held_out().worth(made)
+        return {
+            **vars(trial),
+            "steps": steps,
+            "seconds": round(seconds, 1),
+            "tokens": TEXTS * LENGTH * steps,
+            "calls": {f"{heat:g}": round(value, 4) for heat, value in tokens_per_call(found).items()},
+            "by_token": round(found[1.0].tokens_per_call["token by token"][-1], 4),
+            "overlap": round(found[1.0].overlap[0], 4),
+            "optimum": self._optimum(made),
+        }
+
+    def _budget(self) -> Budget:
+        return Budget(1e9, perf_counter, perf_counter())
+
+    @torch.no_grad()
+    def _optimum(self, made: NewHead) -> dict[str, float] | None:
+        """Return the mean of alpha* of 1, 2 and 4 independent drafts on held-out text at temperature 1."""
+        training = made.training.eval()
+        if not isinstance(training, DraftTraining):
+            return None
+        rows = self.held_out().rows[1.0]
+        batch = HeadBatch(**{name: torch.stack([one[name] for one in rows]) for name in rows[0]})
+        parts = [
+            [several_agreement(draft.clamp_min(1e-30).log(), law, count) for count in LENGTHS]
+            for draft, law in training.laws_of(batch, 1.0)
+        ]
+        means = [float(torch.cat(one).mean()) for one in zip(*parts, strict=True)]
+        return {str(count): round(mean, 4) for count, mean in zip(LENGTHS, means, strict=True)}
+
+
+class _Reader(DraftTraining):
+    """Learns the text's own tokens by cross entropy, whatever the target thinks of them."""
+
+    def forward(self, ids: Tensor, *_: Tensor, **__: Tensor) -> dict[str, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]  it reads the text alone
+        """Return the loss of all tokens but the first."""
+        logits = self.logits(self.states(ids)[:, :-1].flatten(0, 1))
+        loss = cross_entropy(logits, ids[:, 1:].flatten()).mean()
+        return {"loss": loss, "overlap": loss.detach()[None], "count": torch.ones(1)}
+
+
+def record() -> list[Line]:
+    """Return the lines of the record."""
+    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+
+
+def tables() -> str:
+    """Return a table of each experiment, the mean over seeds, with the conditions."""
+    lines, made = record(), list[str]()
+    for name in dict.fromkeys(line["experiment"] for line in lines):
+        own = [line for line in lines if line["experiment"] == name]
+        seeds, steps = (", ".join(map(str, sorted({line[one] for line in own}))) for one in ("seed", "steps"))
+        made.append(
+            f"\n\n**{name}**: embedded pair, one start; {steps} steps of {TEXTS} texts of {LENGTH} tokens; seeds "
+            f"{seeds}; tokens per call of chains of five as a block on {HELD} texts at each temperature.\n\n"
+            f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
+        )
+        for key in dict.fromkeys(told(one) for one in own):
+            some = [one for one in own if told(one) == key]
+            several = [one["optimum"] for one in some if one["optimum"]]
+            numbers = [
+                *(f"{mean([one['calls'][heat] for one in some]):.3f}" for heat in "01"),
+                f"{mean([one['overlap'] for one in some]):.3f}",
+                ", ".join(f"{mean([one[count] for one in several]):.3f}" for count in "24") if several else "",
+                f"{mean([one['seconds'] for one in some]):.0f}",
+            ]
+            made.append(f"\n| {' | '.join([*key, *numbers])} |")
+    return "".join(made).strip() + "\n"
+
+
+def told(line: Line) -> tuple[str, str, str]:
+    """Return what an arm is called in a table."""
+    longer = line["longer"]
+    return line["loss"], line["source"], line["form"] if longer == 1 else f"{line['form']}, {longer} times the steps"
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean."""
+    return sum(values) / len(values)
+
+
+def main() -> None:
+    """Run what is not in the record, and write the tables into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="where text, start and checkpoints are; without it nothing is run")
+    parser.add_argument("--only", action="append", help="an experiment; may be repeated")
+    parser.add_argument("--steps", type=int, default=400, help="of an arm")
+    parser.add_argument("--tokens", type=int, default=400_000, help="of each kind of text")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    given = parser.parse_args()
+    if given.work is not None:
+        bench, done = Bench(given.work, given.tokens, given.steps), {one["key"] for one in record()}
+        for trial in trials(given.seeds):
+            if trial.key in done or (given.only and trial.experiment not in given.only):
+                continue
+            line = {"key": trial.key, **bench.arm(trial)}
+            with RECORD.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+    text = PAGE.read_text(encoding="utf-8")
+    if all(mark in text for mark in MARKS):
+        before, rest = text.split(MARKS[0])
+        PAGE.write_text(before + MARKS[0] + tables() + MARKS[1] + rest.split(MARKS[1])[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
