@@ -1,7 +1,7 @@
 """Fit the simulation to the record, check it where it was not fitted, and write tables and figure of docs/scaling.md.
 
-    python docs/scaling/fleet_page.py --curves     # simulate to 4,000 replicas, minutes; kept in docs/scaling/curves.jsonl
-    python docs/scaling/fleet_page.py              # tables and figure alone
+    python docs/scaling/fleet_page.py --curves    # to 4,000 replicas, minutes; kept in docs/scaling/curves.jsonl
+    python docs/scaling/fleet_page.py             # tables and figure alone
 
 Fitted is on closed loads: the time of a step with 1, 2, 4 and 8 texts and of a prompt, by least squares over all that
 one worker did; how much slower they are where two workers are busy; and what a request takes beside them. Then steps
