@@ -56,6 +56,7 @@ def asked(folder: Path, **given: Any) -> BenchHeadsOptions:
 def test_heads_are_trained_once_measured_and_shown(
     trained: list[HeadPlan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "no record"}\n')
     assert run_heads(asked(tmp_path)) == 0
     assert [plan.kind for plan in trained] == ["mixing", "medusa", "mixing"]
     assert [plan.recipe.matrix_rate for plan in trained][2] == 0.0, "untrained"

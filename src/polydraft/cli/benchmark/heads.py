@@ -16,7 +16,7 @@ from rich.console import Console
 
 from polydraft.bench import USUAL, Prompt
 from polydraft.bench.environment import described
-from polydraft.bench.head_table import HEADS, head_page, head_table
+from polydraft.bench.head_table import HEADS, head_page, head_table, records_of_heads
 from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.speed import (
     Arm,
@@ -206,5 +206,5 @@ def _shown(request: BenchHeadsOptions, results: SpeedResults, *, interrupted: bo
     console, found = new_console(), overall(summarise_speed(records, [*conditions["arms"]], conditions["seed"]))
     print_table(console, head_table(conditions[HEADS], found, conditions["target"]["name"]))
     page = request.out.with_name("table.md")
-    page.write_text(head_page(sorted(page.parent.glob("*.jsonl"))))
+    page.write_text(head_page(records_of_heads(page.parent)))
     console.print(f"Every run is in {request.out}; {page} shows all such files of its folder.", soft_wrap=True)
