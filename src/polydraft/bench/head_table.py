@@ -30,8 +30,11 @@ only: *KL per token* is KL(original || tuned), and *same choice* how often both 
 
 def records_of_heads(folder: Path) -> list[Path]:
     """Return a folder's records of heads: files of JSON lines whose first line tells of some."""
-    found = sorted(folder.glob("*.jsonl"))
-    return [one for one in found if f'"{HEADS}": {{' in one.open(encoding="utf-8", errors="replace").readline()]
+    found = list[Path]()
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found += [path] if f'"{HEADS}": {{' in file.readline() else []
+    return found
 
 
 def head_page(records: Sequence[Path]) -> str:
