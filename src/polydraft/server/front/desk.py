@@ -39,7 +39,7 @@ class Desk:
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, hire: Hire | None = None) -> None:
-        self.settings, self.metrics, self._hire = settings, metrics, hire or new_worker
+        self.settings, self.metrics, self._hire = settings, metrics, hire
         self._least, places = settings.places
         texts = settings.batch_size + settings.kept_texts if places > 1 else 0
         self.slots = [WorkerSlot(number, texts) for number in range(places)]
@@ -81,7 +81,7 @@ class Desk:
         slot.known.clear()
         slot.broken, slot.closed = "", False
         try:
-            slot.worker = worker = self._hire(self.settings, partial(self._say, slot))
+            slot.worker = worker = (self._hire or new_worker)(self.settings, partial(self._say, slot))
         except Exception as error:  # noqa: BLE001  it may be started on a thread, where nobody would hear of it
             slot.broken = f"The model's process cannot be started: {error}"
             self._settled(slot)
