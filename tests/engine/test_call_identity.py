@@ -129,6 +129,12 @@ def test_twelve_conversations(name: str, number: int) -> None:
     assert called > 2 and (accepted or number % len(DRAFTERS) == 0)
 
 
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_marks_in_angle_brackets_are_one_token_in_every_form(number: int) -> None:
+    """llguidance takes an added token such as <tool_call> for a special one: answers ended behind it once."""
+    check("hermes", number, ("tree",))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", format_names())
 def test_three_hundred_conversations(name: str) -> None:

@@ -21,6 +21,11 @@ OR = "answer"
 """What rules of calls name the answer that may stand in their place."""
 
 
+FRAMED = re.compile(r"<[^<>\s]+>").fullmatch
+"""Whether llguidance takes an added token for a special one, also where the tokenizer does not: it allows such a token
+where a text is forced, and then takes it for another text. Grammars name these by their ids, too."""
+
+
 @dataclass(frozen=True, eq=False)
 class AnswerForm:
     """How answers of one request are decoded, read, and held to what is asked for.
@@ -101,12 +106,14 @@ def answer_form(
         raise InvalidParameter(
             "max_reasoning_tokens bounds reasoning, which this model's chat template does not mark; leave it out."
         )
-    special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = tokenizer.added_tokens_decoder
+    special = {str(token): index for index, token in added.items() if token.special}
     names = seen_tokens(own, thinking, special)
     begun = thinking is not None and prompt.rstrip().endswith(thinking.begin)
     ids = {name: special[name] for name in names}
     late = LateGrammar(None, thinking=thinking, begun=begun, most=most_reasoning, seen=names)
-    rules = _Rules(own, ids, parallel)
+    framed = {str(token): index for index, token in added.items() if not token.special and FRAMED(str(token))}
+    rules = _Rules(own, framed | ids, parallel)
     held_to = response if response is None else rules.placed(response, thinking)
     if own is not None and choice == "required":
         late = replace(late, grammar=rules.calls([replace(one, strict=True) for one in offered]))
