@@ -95,6 +95,7 @@ def test_the_same_call_goes_on_behind_an_interruption(here: Path, place: str, mo
     assert texts and all(one.stat().st_mtime_ns == kept[one] for one in texts)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(here: Path) -> None:
     asked = itertools.count()
 

@@ -47,7 +47,9 @@ def overruns(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[int, flo
     return {**late, 0: found.minutes / MINUTES - 1}
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name", [one if one == "quick" else pytest.param(one, marks=pytest.mark.slow) for one in MACHINES]
+)
 def test_minutes_bound_all_stages_together_and_each_ends_by_its_share(
     name: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

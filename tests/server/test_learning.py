@@ -143,7 +143,7 @@ def test_without_learning_nothing_of_it_runs(app: TestClient) -> None:
     before = {one.name for one in threading.enumerate()}
     answer = ask(app)
     assert "version" not in answer["polydraft"] and "learn" not in app.get("/metrics").text
-    assert {one.name for one in threading.enumerate()} == before
+    assert {one.name for one in threading.enumerate()} <= before  # those of tests before may end meanwhile
     assert app.app.state.desk.learner is None  # pyright: ignore[reportAttributeAccessIssue]
     ask(app, learn=False)
     for fields, param in (({"learn": True}, "learn"), ({"speculative": {"version": "1"}}, "speculative.version")):
