@@ -46,7 +46,7 @@ class LearnerPlace:
         """Start it, unless it was."""
         if not self._begun:
             self._begun = True
-            threading.Thread(target=self._run, daemon=True).start()
+            threading.Thread(target=self._run, name="learner", daemon=True).start()
 
     def hear(self, lesson: Mapping[str, Any]) -> None:
         """Take a lesson, unless too many wait."""
