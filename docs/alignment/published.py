@@ -65,7 +65,7 @@ class Trial:
         source: the text that it learns from; "draft-reached" is the draft's with the weights of what decoding reaches.
         seed: of its run.
         form: how it learns: all weights of one draft, or several drafts.
-        longer: how many times as many steps as others it takes; a draft beside boosted ones has the same cost.
+        longer: how many times as many steps as others it takes: as many as there are boosted drafts beside it.
     """
 
     experiment: str
@@ -94,7 +94,8 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
             yield Trial("adaspec", loss, seed=seed)
         for form in BOOSTS:
             yield Trial("boost", "fkl", seed=seed, form=form)
-        yield Trial("boost", "fkl", seed=seed, longer=2)
+        for longer in (2, 3):
+            yield Trial("boost", "fkl", seed=seed, longer=longer)
 
 
 class Bench:
@@ -107,7 +108,7 @@ class Bench:
     """
 
     def __init__(self, work: Path, tokens: int, steps: int) -> None:
-        self.work, self.tokens, self.steps = work, tokens, steps
+        self.work, self.tokens, self.steps = work / f"{steps}-{tokens}", tokens, steps
         work.mkdir(parents=True, exist_ok=True)
         self.pair = load_pair()
         self.target = HuggingFaceModel(self.pair.target)
@@ -189,7 +190,7 @@ class Bench:
 
     def arm(self, trial: Trial) -> Line:
         """Run one arm and return what became of it."""
-        folder, began = self.work / f"run-{trial.key.replace(' ', '_').replace(':', '-')}", perf_counter()
+        folder = self.work / f"run-{trial.key.replace(' ', '_').replace(':', '-')}"
         start, files = self.start(), self.shards(trial.source.removesuffix("-reached"))
         steps, material = self.steps * trial.longer, Material(self.target, self.ends, start)
         began = perf_counter()
@@ -259,8 +260,8 @@ def record() -> list[Line]:
 def tables() -> str:
     """Return a table of each experiment, the mean over seeds, with the conditions."""
     lines, made = record(), list[str]()
-    for name in dict.fromkeys(line["experiment"] for line in lines):
-        own = [line for line in lines if line["experiment"] == name]
+    for name, *asked in dict.fromkeys((line["experiment"], *line["asked"]) for line in lines):
+        own = [line for line in lines if line["experiment"] == name and line["asked"] == asked]
         seeds, steps = (", ".join(map(str, sorted({line[one] for line in own}))) for one in ("seed", "steps"))
         made.append(
             f"\n\n**{name}**: embedded pair, one start; {steps} steps of {TEXTS} texts of {LENGTH} tokens; seeds "
@@ -303,9 +304,10 @@ def main() -> None:
     if given.work is not None:
         bench, done = Bench(given.work, given.tokens, given.steps), {one["key"] for one in record()}
         for trial in trials(given.seeds):
-            if trial.key in done or (given.only and trial.experiment not in given.only):
+            key = f"{trial.key} {given.steps} {given.tokens}"
+            if key in done or (given.only and trial.experiment not in given.only):
                 continue
-            line = {"key": trial.key, **bench.arm(trial)}
+            line = {"key": key, "asked": [given.steps, given.tokens], **bench.arm(trial)}
             with RECORD.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             sys.stdout.write(json.dumps(line) + "\n")

@@ -338,11 +338,9 @@ def test_places_of_draft_text_count_as_often_as_decoding_comes_there() -> None:
     own = logits.softmax(-1)
     chance = own.gather(-1, TEXTS.unsqueeze(-1)).squeeze(-1).prod(-1)
     kept = torch.minimum(own, laws).sum(-1)
-    reached = reached_in_draft_text(ratios(logits, laws, TEXTS), DEPTH)[:, 0] * DEPTH  # a chain alone that begins here
-    assert float((chance * reached * kept[:, 0]).sum()) == pytest.approx(float((chance * kept[:, 0]).sum()))
-    weights = torch.nn.functional.pad(
-        (1 / ratios(logits, laws, TEXTS)).clamp_max(1).cumprod(-1)[:, :-1], (1, 0), value=1.0
-    )
+    ratio = ratios(logits, laws, TEXTS)
+    sums = [torch.zeros_like(ratio), *(size * reached_in_draft_text(ratio, size) for size in range(1, DEPTH + 1))]
+    weights = torch.stack([sums[d + 1][:, d] - sums[d][:, d] for d in range(DEPTH)], -1)  # the chain that begins here
     assert float((chance * (weights * kept).sum(-1)).sum()) == pytest.approx(float(objective(SCORES, TARGET)))
 
 

@@ -58,8 +58,9 @@ ROWS, PARTS, WATCHED = (4, 8, 16, 32, 64), 4, 8
 """How many texts are written at once, into how many parts the writing is cut at least, and so many of their tokens are
 written beforehand to see how long one takes."""
 JUDGED, FEWEST_TOKENS, SLACK = 2, 8, 1.5
-"""Texts are judged by fewer tokens, but so many at least, where else so many prompts at each temperature would not fit;
-a token of an arm takes this much more than one that is written alone, since arms begin anew with every prompt."""
+"""Texts are judged by as many tokens as asked for; where so many prompts would not fit at each temperature, by fewer,
+but never below the second number. A judged token is taken to cost the third times one that is written alone, since
+arms begin anew with every prompt."""
 CHECKPOINTS, KEPT = 3 * 12, 12
 """Bytes of a weight that learns: in all checkpoints, with the optimiser's state, and in what is kept to go on from."""
 GIVEN, FROM_TEXT, ROUNDED = "given draft", "drafts from text", "self:int8"

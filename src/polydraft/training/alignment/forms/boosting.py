@@ -123,8 +123,10 @@ class BoostTraining(Learner):
         for parts in rows:
             drafts, target = [draft for draft, _ in parts], parts[0][1]
             given = given_to_drafts(target, drafts)
-            own = tokens[at : at + len(target)].unsqueeze(-1)
-            kept.append((given.gather(-1, own) / target.gather(-1, own).clamp_min(1e-30)).squeeze(-1))
+            own = tokens[at : at + len(target)]
+            known = own < target.shape[-1]  # what no draft has is never kept
+            place = own.where(known, 0).unsqueeze(-1)
+            kept.append((given.gather(-1, place) / target.gather(-1, place).clamp_min(1e-30)).squeeze(-1) * known)
             share.append(given.sum(-1))
             at += len(target)
         for values, into in ((kept, ratio), (share, overlap)):
