@@ -245,10 +245,10 @@ class Bench:
 class _Reader(DraftTraining):
     """Learns the text's own tokens by cross entropy, whatever the target thinks of them."""
 
-    def forward(self, ids: Tensor, *_: Tensor, **__: Tensor) -> dict[str, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]  it reads the text alone
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the loss of all tokens but the first."""
-        logits = self.logits(self.states(ids)[:, :-1].flatten(0, 1))
-        loss = cross_entropy(logits, ids[:, 1:].flatten()).mean()
+        logits = self.logits(self.states(batch.ids)[:, :-1].flatten(0, 1))
+        loss = cross_entropy(logits, batch.ids[:, 1:].flatten()).mean()
         return {"loss": loss, "overlap": loss.detach()[None], "count": torch.ones(1)}
 
 

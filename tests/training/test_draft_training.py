@@ -48,15 +48,15 @@ def model() -> HuggingFaceModel:
 
 
 @cache
-def batch() -> tuple[HeadBatch, Tensor]:
-    """Return texts that a target has read, with a prompt of another length each, and their temperatures."""
+def batch() -> HeadBatch:
+    """Return texts that a target has read, with a prompt of another length and a temperature each."""
     ids = torch.randint(VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         found = target()(ids, output_hidden_states=True)
     valid = torch.ones_like(ids)
     valid[0, :4], valid[1, :2], valid[2, :7], valid[1, 9:] = 0, 0, 0, 0
     final = found.hidden_states[-1]
-    return HeadBatch(ids, valid, final[..., :0], final, found.logits.logsumexp(-1)), torch.tensor(HEATS)
+    return HeadBatch(ids, valid, final[..., :0], final, found.logits.logsumexp(-1), torch.tensor(HEATS))
 
 
 def training(loss: str, scale: float = 0.1) -> DraftTraining:
@@ -68,10 +68,10 @@ def training(loss: str, scale: float = 0.1) -> DraftTraining:
 
 def expected(loss: str, one: DraftTraining) -> Tensor:
     """Return a loss as its definition has it, text by text and place by place."""
-    (texts, heats), total, count, calls, tokens = batch(), [], 0, [], 0
+    texts, total, count, calls, tokens = batch(), [], 0, [], 0
     kind = DRAFT_LOSSES[loss]
     drafted, wanted = one.network(texts.ids).logits, target()(texts.ids).logits.detach()
-    for row, heat in enumerate(heats.tolist()):
+    for row, heat in enumerate(HEATS):
         places = texts.valid[row].nonzero().flatten()
         at = heat or 0.8
         logits, law = drafted[row, places - 1] / at, (wanted[row, places - 1] / at).softmax(-1)
@@ -116,11 +116,11 @@ WHOLE = [word for word, loss in DRAFT_LOSSES.items() if loss.share == 1 and word
 
 
 def test_a_filtered_loss_is_the_mean_over_the_rows_that_the_reference_finds_easier() -> None:
-    one, (texts, heats) = training("adaspec"), batch()
+    one, texts = training("adaspec"), batch()
     rows = [all_rows(network, "fkl") for network in (one.network, perturbed(target(), 0.07, 5))]
     gaps = (rows[0] - rows[1]).detach()
     kept = gaps.argsort(descending=True)[: round(0.4 * len(gaps))]
-    found = one(**vars(texts), heat=heats)["loss"].detach()
+    found = one(**vars(texts))["loss"].detach()
     torch.testing.assert_close(found, rows[0][kept].mean().detach(), rtol=1e-4, atol=1e-5)
     assert abs(float(found - rows[0].mean().detach())) > 1e-3
     assert not any("reference" in name for name, _ in one.named_parameters())
@@ -130,9 +130,9 @@ def test_a_filtered_loss_is_the_mean_over_the_rows_that_the_reference_finds_easi
 
 def all_rows(network: PreTrainedModel, loss: str) -> Tensor:
     """Return a loss of all rows."""
-    (texts, heats), found = batch(), []
+    texts, found = batch(), []
     drafted, wanted = network(texts.ids).logits, target()(texts.ids).logits.detach()
-    for row, heat in enumerate(heats.tolist()):
+    for row, heat in enumerate(HEATS):
         places, at = texts.valid[row].nonzero().flatten() - 1, heat or 0.8
         found.append(DRAFT_LOSSES[loss].rows(drafted[row, places] / at, (wanted[row, places] / at).softmax(-1)))
     return torch.cat(found)
@@ -140,11 +140,11 @@ def all_rows(network: PreTrainedModel, loss: str) -> Tensor:
 
 def test_a_drawn_loss_goes_down_the_total_variation() -> None:
     """The mean of many draws has the direction of the sum's gradient, and the same draws are made again for it."""
-    one, (texts, heats) = training(DRAWN), batch()
+    one, texts = training(DRAWN), batch()
     weights = one.network.get_output_embeddings().weight  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        slopes = [torch.autograd.grad(one(**vars(texts), heat=heats)["loss"], weights)[0] for _ in range(200)]
+        slopes = [torch.autograd.grad(one(**vars(texts))["loss"], weights)[0] for _ in range(200)]
     exact = torch.autograd.grad(all_rows(one.network, "tvd").mean(), weights)[0]
     mean = torch.stack(slopes).mean(0)
     assert float(torch.cosine_similarity(mean.flatten(), exact.flatten(), 0)) > 0.7
@@ -153,8 +153,8 @@ def test_a_drawn_loss_goes_down_the_total_variation() -> None:
 
 @pytest.mark.parametrize("loss", WHOLE)
 def test_a_loss_is_its_definition_at_the_texts_own_temperatures(loss: str) -> None:
-    one, (texts, heats) = training(loss), batch()
-    found, wanted = one(**vars(texts), heat=heats)["loss"], expected(loss, one)
+    one, texts = training(loss), batch()
+    found, wanted = one(**vars(texts))["loss"], expected(loss, one)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     weights = one.network.get_output_embeddings().weight  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     slopes = [torch.autograd.grad(value, weights)[0] for value in (found, wanted)]
@@ -163,8 +163,8 @@ def test_a_loss_is_its_definition_at_the_texts_own_temperatures(loss: str) -> No
 
 
 def test_losses_differ_and_unknown_ones_are_refused() -> None:
-    texts, heats = batch()
-    found = {loss: float(training(loss)(**vars(texts), heat=heats)["loss"].detach()) for loss in WHOLE}
+    texts = batch()
+    found = {loss: float(training(loss)(**vars(texts))["loss"].detach()) for loss in WHOLE}
     assert len({round(value, 5) for value in found.values()}) == len(found)
     with pytest.raises(InvalidParameter, match=r"learns by the loss fkl.*not 'jsb'"):
         draft_loss("jsb")
@@ -175,7 +175,7 @@ def test_losses_differ_and_unknown_ones_are_refused() -> None:
 
 @pytest.mark.parametrize("heat", [0.0, 0.6, 1.0])
 def test_chains_of_one_pass_are_those_of_a_drafter_that_is_asked_place_by_place(heat: float) -> None:
-    one, (texts, _) = training("fkl", 0.03).eval(), batch()
+    one, texts = training("fkl", 0.03).eval(), batch()
     given, written = texts.valid.argmax(-1), texts.valid.sum(-1)
     params = SamplingParams(temperature=heat)
     own = OwnTexts(texts.ids, given, written)
@@ -239,7 +239,7 @@ def test_a_form_is_made_drafts_and_is_written(form: str, given: bool, tmp_path: 
     from polydraft.engine import draft_for
 
     start = perturbed(target(), 0.1) if given else None
-    material = Material(model(), TargetEnds.of(target()), start, texts=batch()[0].ids)
+    material = Material(model(), TargetEnds.of(target()), start, texts=batch().ids)
     kind = draft_form(form)
     if form == "lora" and not given:
         with pytest.raises(InvalidParameter, match="no draft model"):
@@ -254,8 +254,14 @@ def test_a_form_is_made_drafts_and_is_written(form: str, given: bool, tmp_path: 
         assert splits(made.training.network)  # pyright: ignore[reportArgumentType]
 
 
+def test_heads_are_told_of_no_temperatures() -> None:
+    head = draft_form("mixing").make(Material(model(), TargetEnds.of(target())), "published")
+    with pytest.raises(InvalidParameter, match="learns at temperature 1"):
+        head.training(**vars(batch()))
+
+
 def test_layers_of_small_influence_go_and_the_ends_stay() -> None:
-    influence = block_influence(target(), batch()[0].ids)
+    influence = block_influence(target(), batch().ids)
     assert influence.shape == (3,) and float(influence.min()) >= 0
     assert kept_layers(torch.tensor([0.1, 0.2, 0.7, 0.3, 0.0]), 3) == [0, 2, 4]
     assert kept_layers(torch.tensor([0.1, 0.2]), 1) == [0]

@@ -88,9 +88,9 @@ class Distilling:
         """How many texts there are to learn from."""
         return len(Shards(self.text.learnt))
 
-    def learnt(self, form: DraftForm) -> Shards:
-        """Return the texts to learn from, with what a form asks for."""
-        return Shards(self.text.learnt, heats=form.is_model)
+    def learnt(self, draft: NewHead) -> Shards:
+        """Return the texts to learn from, with what a draft asks for."""
+        return Shards(self.text.learnt, heats=draft.training.heated)
 
     def point(self, draft: NewHead, step: int) -> CurvePoint:
         """Measure a draft on held-out text."""
@@ -103,7 +103,6 @@ class Distilling:
     def run(
         self,
         draft: NewHead,
-        form: DraftForm,
         recipe: HeadRecipe,
         folder: Path,
         after: Callable[[int], bool],
@@ -116,7 +115,7 @@ class Distilling:
         with self.noting() as interrupted:
             run_steps(
                 draft.training,
-                self.learnt(form),
+                self.learnt(draft),
                 folder,
                 recipe,
                 lambda step, _: after(step),
@@ -184,10 +183,10 @@ def _briefly(
         KeyboardInterrupt: it was interrupted; the same run goes on later.
     """
     budget, folder = distilling.budget, distilling.work.path / name
-    each = seconds_of_step(draft, distilling.learnt(form), budget, distilling.target.device)
+    each = seconds_of_step(draft, distilling.learnt(draft), budget, distilling.target.device)
     steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
     last, began = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget), budget.used
-    distilling.run(draft, form, _recipe(form, steps + 1, distilling.seed), folder, last)
+    distilling.run(draft, _recipe(form, steps + 1, distilling.seed), folder, last)
     shutil.rmtree(folder, ignore_errors=True)
     return each, last.taken[-1], budget.used - began
 
@@ -278,7 +277,7 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
         return over or stale([one.score for one in curve if one.step > begun])
 
     if measuring.fits():
-        distilling.run(draft, form, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after)
+        distilling.run(draft, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after)
     work.write(RUN, {**plan, "over": True})
     return curve
 

@@ -12,21 +12,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
-from polydraft.training.alignment.divergences import (
-    hardest,
-)
+from polydraft.training.alignment.divergences import hardest
 from polydraft.training.alignment.draft_losses import CHAIN, DraftLoss, Paths
 from polydraft.training.alignment.own_text import ChainsOfText
-from polydraft.training.alignment.text_calls import (
-    ratios,
-    reached_in_draft_text,
-)
+from polydraft.training.alignment.text_calls import ratios, reached_in_draft_text
 from polydraft.training.heads.losses.masked_training import with_copies, without_copies
 from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
@@ -67,6 +62,8 @@ class DraftTraining(HeadTraining):
         InvalidParameter: the loss needs a reference, and there is none.
     """
 
+    heated = True
+
     def __init__(
         self,
         network: PreTrainedModel,
@@ -87,34 +84,20 @@ class DraftTraining(HeadTraining):
         self.register_state_dict_post_hook(without_copies)
         self.register_load_state_dict_pre_hook(with_copies)
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Shaped[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-        heat: Float[Tensor, " b"] | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the `loss`, the mean `overlap` and the `count` of places; without temperatures they are all 1."""
-        heats = torch.ones(len(ids), device=ids.device) if heat is None else heat
-        batch = HeadBatch(ids, valid, features, final, lse)
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the `loss`, the mean `overlap` and the `count` of places."""
+        heats = batch.heats()
         at = heats.where(heats > 0, self.heat)
         asked, rows = self.places(batch, at)
         learnt = self._hardest(rows.values, batch, at)
         if self.reached:
-            there = torch.arange(asked.shape[1], device=ids.device) < asked.sum(-1, keepdim=True)
-            weights = reached_in_draft_text(from_start(asked, rows.ratio.detach()), CHAIN)[there]
+            weights = reached_in_draft_text(from_start(asked, rows.ratio.detach()), CHAIN)[written(asked)]
             learnt = learnt * weights * len(weights) / weights.sum().clamp_min(1e-6)
         loss = self.loss.weight * learnt.sum() / max(len(learnt), 1)
         if self.loss.paths is not None:
             loss = loss + self._of_texts(self.loss.paths, asked, rows, heats)
-        count = torch.tensor(len(rows.values), device=ids.device)
+        count = torch.tensor(len(rows.values), device=asked.device)
         return {"loss": loss, "overlap": rows.overlap.detach().sum()[None] / count.clamp_min(1), "count": count[None]}
-
-    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
-        """Return the same of texts at temperature 1."""
-        return self(**vars(batch))
 
     def places(self, batch: HeadBatch, heats: Float[Tensor, " b"]) -> tuple[Bool[Tensor, "b n"], LearntRows]:
         """Return which tokens were asked for, and what became of these.
@@ -217,10 +200,14 @@ class DraftTraining(HeadTraining):
         return ChainsOfText(of_ratio, of_overlap, asked.sum(-1).cpu())
 
 
+def written(asked: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
+    """Tell the first columns of each text, as many as places were asked for: where `from_start` has their values."""
+    return torch.arange(asked.shape[1], device=asked.device) < asked.sum(-1, keepdim=True)
+
+
 def from_start(asked: Bool[Tensor, "b n"], values: Values) -> Float[Tensor, "b n"]:
     """Return the values of the asked places, each text's from the first column on, and 0 behind them."""
-    lengths = asked.sum(-1)
-    there = torch.arange(asked.shape[1], device=asked.device) < lengths.unsqueeze(-1)
+    there = written(asked)
     return torch.zeros(there.shape, dtype=values.dtype, device=values.device).masked_scatter(there, values)
 
 

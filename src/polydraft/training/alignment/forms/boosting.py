@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.drafters import MEMBERS_FILE, BoostedDrafter, member_folders, owned_models
 from polydraft.models import HuggingFaceModel, module_of
-from polydraft.training.alignment.draft_training import DraftTraining, from_start
+from polydraft.training.alignment.draft_training import DraftTraining, from_start, written
 from polydraft.training.alignment.own_text import ChainsOfText
 from polydraft.training.heads.losses.masked_training import with_copies, without_copies, write_model
-from polydraft.training.heads.losses.row_losses import HeadBatch, Learner, Values
+from polydraft.training.heads.losses.row_losses import HeadBatch, HeadTraining, summed
 
 
 def missed(chances: Float[Tensor, "b n"], span: int) -> Float[Tensor, "b n"]:
@@ -57,7 +57,7 @@ def given_to_drafts(target: Float[Tensor, "*b V"], drafts: Sequence[Float[Tensor
     return found
 
 
-class BoostTraining(Learner):
+class BoostTraining(HeadTraining):
     """Draft models with their losses.
 
     Args:
@@ -65,43 +65,30 @@ class BoostTraining(Learner):
         span: the places of a sample.
     """
 
+    heated = True
+
     def __init__(self, members: Sequence[DraftTraining], span: int = 1) -> None:
-        super().__init__()
+        super().__init__(*members[0].target)
         self.members, self.span = nn.ModuleList(members), span
         self.register_state_dict_post_hook(without_copies)
         self.register_load_state_dict_pre_hook(with_copies)
 
-    def forward(
-        self,
-        ids: Int[Tensor, "b t"],
-        valid: Shaped[Tensor, "b t"],
-        features: Float[Tensor, "b t r"],
-        final: Float[Tensor, "b t d"],
-        lse: Float[Tensor, "b t"],
-        heat: Float[Tensor, " b"] | None = None,
-    ) -> dict[str, Tensor]:
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the `loss`, and of each draft the mean `overlap` and the `count` of places."""
-        batch, members = HeadBatch(ids, valid, features, final, lse), self.drafts()
-        heats = torch.ones(len(ids), device=ids.device) if heat is None else heat
+        members, heats = self.drafts(), batch.heats()
         at = heats.where(heats > 0, members[0].heat)
         losses, overlaps = list[Tensor](), list[Tensor]()
-        weights = torch.ones(int(valid[:, 1:].bool().sum()), device=ids.device)
+        weights = torch.ones(int(batch.valid[:, 1:].bool().sum()), device=at.device)
         for one in members:
             asked, rows = one.places(batch, at)
             losses.append((weights * rows.values).sum() / weights.sum().clamp_min(1e-6))
             overlaps.append(rows.overlap.detach().mean() if len(rows.values) else rows.overlap.sum())
-            weights = weights * self._missed(asked, rows.chance.detach())
-        count = torch.tensor([len(weights)] * len(members), device=ids.device)
-        return {"loss": torch.stack(losses).sum(), "overlap": torch.stack(overlaps), "count": count}
+            weights = weights * missed(from_start(asked, rows.chance.detach()), self.span)[written(asked)]
+        return summed(losses, overlaps, [torch.tensor(len(weights), device=at.device)] * len(members))
 
     def drafts(self) -> list[DraftTraining]:
         """Return the draft models with their losses."""
         return [cast(DraftTraining, one) for one in self.members]
-
-    def _missed(self, asked: Bool[Tensor, "b n"], chance: Values) -> Values:
-        found = missed(from_start(asked, chance), self.span)
-        there = torch.arange(asked.shape[1], device=asked.device) < asked.sum(-1, keepdim=True)
-        return found[there]
 
     @torch.no_grad()
     def chains(self, batch: HeadBatch, heat: float, length: int) -> ChainsOfText:

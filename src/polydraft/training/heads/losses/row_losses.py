@@ -198,6 +198,11 @@ class HeadBatch:
     features: Float[Tensor, "b t r"]
     final: Float[Tensor, "b t d"]
     lse: Float[Tensor, "b t"]
+    heat: Float[Tensor, " b"] | None = None
+
+    def heats(self) -> Float[Tensor, " b"]:
+        """Return the temperature that each text was written at; 1 where shards were not asked for it."""
+        return self.ids.new_ones(len(self.ids), dtype=torch.float32) if self.heat is None else self.heat
 
 
 class Learner(nn.Module):
@@ -208,9 +213,11 @@ class Learner(nn.Module):
 
     Attributes:
         shortest: how many tokens its texts have at least.
+        heated: whether shards are to tell the temperature of each text.
     """
 
     shortest: int = 2
+    heated: bool = False
 
     def begin(self, steps: int) -> None:
         """Know how many steps the run has that begins or goes on; this loss does not depend on that."""
@@ -238,9 +245,16 @@ class HeadTraining(Learner, ABC):
         features: Float[Tensor, "b t r"],
         final: Float[Tensor, "b t d"],
         lse: Float[Tensor, "b t"],
+        heat: Float[Tensor, " b"] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for."""
-        return self.learn(HeadBatch(ids, valid, features, final, lse))
+        """Return the `loss`, and per draft the mean `overlap` with the target and how often each was asked for.
+
+        Raises:
+            InvalidParameter: it is told of temperatures, and learns at temperature 1 alone.
+        """
+        if heat is not None and not self.heated:
+            raise InvalidParameter(f"{type(self).__name__} learns at temperature 1; read its shards without heats.")
+        return self.learn(HeadBatch(ids, valid, features, final, lse, heat))
 
     @abstractmethod
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
