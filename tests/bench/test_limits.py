@@ -204,17 +204,24 @@ class TestTrees:
     def test_leaves_above_the_last_depth_are_priced_by_rows_of_their_own(
         self, models: Models, prompts: list[Prompt]
     ) -> None:
-        sample, shape = sample_with_room(models, prompts[0], 3000), TreeShape(((2,), (1,)))
+        sample, policy = sample_with_room(models, prompts[0], 3000), Fixed(TreeShape(((2,), (1,))))
         roots = sample.first + torch.zeros(60, dtype=torch.int64)
-        drawn = draw_trees(sample, roots, Fixed(shape), IID(), 0.8, 8, noise(60))
+        drawn = draw_trees(sample, roots, policy, IID(), 0.8, 8, Noise.from_seed(sample.first, 60))
         whole = rows_at_leaves(sample, roots, drawn, 0.8, 8)
         assert float(drawn.probs[:, 2].sum()) == 0 and float(whole.probs[:, 2].sum(-1).min()) > 0.999
         assert torch.equal(whole.probs[:, :2], drawn.probs[:, :2])
         same = (drawn.tree.tokens[:, 1] == drawn.tree.tokens[:, 2]).nonzero().flatten()
         assert len(same) and torch.equal(whole.shortlist[same, 1], whole.shortlist[same, 2])
         torch.testing.assert_close(whole.probs[same, 1], whole.probs[same, 2])
-        found = accepted_on_trees(sample, roots, Fixed(shape), tree_cases(), (0.8, 0.8), 8, 0)[IID().name]
-        assert found["by value"] < min(value for name, value in found.items() if ANY_RULE in name) * 1.1
+        found = accepted_on_trees(sample, roots, policy, tree_cases(), (0.8, 0.8), 8, 0)[IID().name]
+        rows = score_trees(sample, roots, drawn, 0.8)
+        kept = expected_accepted(Valued(IID()), drawn, rows)
+        assert found["by value"] == pytest.approx(float(kept.sum()))
+        for name, family in zip(bounds_on(policy, IID()), FAMILIES, strict=True):
+            values = dual_values(whole, rows, IID(), family)
+            assert found[name] == pytest.approx(float(values.sum()))
+            above = values - kept  # of the same trees: four to six standard errors
+            assert float(above.mean()) > 3 * float(above.std()) / 60**0.5
 
     def test_a_chain_token_by_token_is_the_product_of_overlaps_on_average(
         self, models: Models, prompts: list[Prompt]

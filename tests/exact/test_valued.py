@@ -290,13 +290,20 @@ def test_curves_measured_on_the_very_step_are_caught(scheme: Scheme, monkeypatch
         assert off_by > 1e-4 if caught else off_by < 1e-9
 
 
-def test_curves_are_measured_on_trees_of_one_plan_and_found_again():
-    """What is kept below is a falling line of the share; a curve that was put in comes out again."""
+def test_a_curve_that_was_put_in_comes_out_again(monkeypatch: pytest.MonkeyPatch):
+    """What is kept below is an exact function of the share, so that only what is guessed beside it makes an error."""
     steep = (2.0, 1.5, 0.5, 0.25)
     shares = torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     kept = [sum(s * min(max(x - u / PARTS, 0), 1 / PARTS) for u, s in enumerate(steep)) for x in shares]
-    found = ValueCurves().after(((0,), x, y) for x, y in zip(shares, kept, strict=True))
-    assert dict(found.slopes)[0,] == pytest.approx(steep, abs=0.2)
+    for guessed, error in ((value_curves.OF_USUAL, 0.04), (1e-6, 1e-8)):
+        monkeypatch.setattr(value_curves, "OF_USUAL", guessed)
+        found = ValueCurves().after(((0,), x, y) for x, y in zip(shares, kept, strict=True))
+        assert dict(found.slopes)[0,] == pytest.approx(steep, abs=error)
+    unseen = ValueCurves().after([((0,), 0.0, 0.0)])
+    assert unseen.at((0,)) == pytest.approx(ValueCurves().at((0,)), abs=1e-12)
+
+
+def test_curves_are_measured_on_trees_of_one_plan():
     world, shape = DeepWorld.random(3), SHAPES["2 then 1,0"]
     draft, _, table = world.every_tree(shape, IID())
     rule = Valued(IID()).measured(shape, [(draft, table)])
