@@ -288,7 +288,7 @@ def test_narrow_ends_are_the_nearest_of_their_rank() -> None:
 def test_forms_that_are_not_there_are_refused_by_name(word: str, told: str) -> None:
     with pytest.raises(InvalidParameter, match=told):
         draft_form(word)
-    with pytest.raises(InvalidParameter, match="no draft model to tune"):
+    with pytest.raises(InvalidParameter, match="no draft model for --form tuned"):
         FORMS["tuned"].make(Material(model(), TargetEnds.of(target())), "jsd")
     with pytest.raises(InvalidParameter, match=r"form mixing learns by published.*not 'tvd'"):
         FORMS["mixing"].chosen_losses(("tvd",))

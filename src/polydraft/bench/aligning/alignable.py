@@ -17,7 +17,15 @@ from polydraft.engine import load
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch
 from polydraft.fetched import is_derived, is_stack
 from polydraft.models import HuggingFaceModel, Pair, check_same_tokens, load_tokenizer, planned
-from polydraft.training.alignment.draft_forms import MINUTES, PATIENT, TUNED, UNASKED, DraftForm, draft_form
+from polydraft.training.alignment.draft_forms import (
+    MINUTES,
+    PATIENT,
+    TUNED,
+    UNASKED,
+    DraftForm,
+    check_tunable,
+    draft_form,
+)
 from polydraft.training.heads.losses.row_losses import TargetEnds
 
 NO_MODEL = (
@@ -46,8 +54,8 @@ def check_asked(
     facts = planned(target)
     if facts.encodes:
         raise InvalidParameter(encoder_in_words(str(target)))
-    if plan.form != AUTO and draft_form(plan.form).tunes and draft is None:
-        raise InvalidParameter(f"There is no draft model for --form {plan.form}: name one by --draft.")
+    if plan.form != AUTO:
+        check_tunable(plan.form, draft)
     if draft is not None and (is_stack(draft) or is_derived(draft) or is_head(draft) or is_boosted(draft)):
         raise InvalidParameter(f"--draft {draft} {NO_MODEL}")
     if draft is not None:
@@ -129,15 +137,13 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
         given: whether the user named the draft, and it does not come with the target.
 
     Raises:
-        InvalidParameter: the draft is none that can be tuned, there is none to tune, or no form learns by a loss.
+        InvalidParameter: the draft is none that can be tuned, or no form learns by a loss.
     """
     if given and not _tunes(pair.draft):
         name = pair.draft.name if isinstance(pair.draft, Drafter) else type(pair.draft).__name__
         raise InvalidParameter(f"--draft {name} {NO_MODEL}")
     if given and not all(bool(one.isfinite().all()) for one in pair.draft.parameters()):
         raise InvalidParameter("The draft's weights are no numbers: its folder is damaged.")
-    if plan.form != AUTO and draft_form(plan.form).tunes and not given:
-        raise InvalidParameter("There is no draft model to tune: name one by --draft, or take another --form.")
     unasked = PATIENT if plan.minutes >= MINUTES else UNASKED
     words = ([TUNED] if given else []) + [*unasked] if plan.form == AUTO else [plan.form]
     forms = [draft_form(word) for word in words]

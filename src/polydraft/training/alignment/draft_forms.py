@@ -137,29 +137,33 @@ def _with_loss(
     return NewHead(training, ModelDrafter(HuggingFaceModel(network, fused=False)), writer)
 
 
-def _given(material: Material) -> PreTrainedModel:
-    """Return a copy of the given draft.
+def check_tunable(word: str, given: object) -> None:
+    """Raise `InvalidParameter` where a form of that word has to begin as a given draft, and there is none."""
+    if given is None and draft_form(word).tunes:
+        raise InvalidParameter(
+            f"There is no draft model for --form {word}: name one by --draft, or take another --form."
+        )
 
-    Raises:
-        InvalidParameter: there is none.
-    """
-    if material.given is None:
-        raise InvalidParameter("There is no draft model to tune: name one by --draft, or take another form.")
-    return copied(material.given, material.given.config.get_text_config().num_hidden_layers, None)
+
+def _given(word: str, material: Material) -> PreTrainedModel:
+    """Return a copy of the given draft."""
+    check_tunable(word, material.given)
+    given = cast(PreTrainedModel, material.given)
+    return copied(given, given.config.get_text_config().num_hidden_layers, None)
 
 
 def _tuned(material: Material, loss: str) -> NewHead:
-    return _learning(_given(material), material, loss)
+    return _learning(_given(TUNED, material), material, loss)
 
 
 def _corrected(material: Material, loss: str) -> NewHead:
-    return _with_loss(correct(_given(material)), material, loss, write_corrected)
+    return _with_loss(correct(_given(LORA, material)), material, loss, write_corrected)
 
 
 def _boosted(count: int, span: int, material: Material, loss: str) -> NewHead:
     if draft_loss(loss).paths is not None or draft_loss(loss).share < 1:
         raise InvalidParameter(f"Drafts that are boosted learn by a loss of single rows, such as fkl, not {loss!r}.")
-    start = _given(material) if material.given is not None else _with_fewer_layers(material, SHARE)
+    start = _given(BOOST, material) if material.given is not None else _with_fewer_layers(material, SHARE)
     networks = [start, *(copy.deepcopy(start) for _ in range(count - 1))]
     members = [DraftTraining(one, material.ends, draft_loss(loss), material.heat) for one in networks]
     training = BoostTraining(members, span).requires_grad_(True)
