@@ -243,6 +243,7 @@ class Stepping:
         return self.now
 
 
+@pytest.mark.wrong_types
 def test_lessons_take_a_fiftieth_of_the_time_while_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, said = Stepping(), list[Any]()
     teaching = Teaching(None, said.append, clock)  # pyright: ignore[reportArgumentType]
@@ -277,6 +278,7 @@ def test_lessons_take_a_fiftieth_of_the_time_while_texts_are_written(monkeypatch
     assert not teaching.pending
 
 
+@pytest.mark.wrong_types
 def test_a_text_that_cannot_be_read_ends_learning_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Teaching, _: object) -> Iterator[None]:
         raise RuntimeError("out of memory")

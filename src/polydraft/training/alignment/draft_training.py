@@ -156,7 +156,7 @@ class DraftTraining(HeadTraining):
             logits, laws = self._both(own, other, torch.full((len(own),), heat, device=own.device))
             yield logits.softmax(-1), laws
 
-    def _hardest(self, values: Values, batch: HeadBatch, heats: Float[Tensor, " b"]) -> Values:
+    def _hardest(self, values: Values, batch: HeadBatch, heats: Float[Tensor, " b"]) -> Float[Tensor, " learnt"]:
         """Return the values of the rows that are learnt from."""
         (reference,) = self.reference
         if reference is None or not len(values):

@@ -255,19 +255,12 @@ class OnlineLearner:
 
     def _calls(self, weights: Weights, lessons: Sequence[TaughtText]) -> Float[Tensor, " n"]:
         """Return the expected target calls of each text under some weights; what learns stays as it is."""
-        own, found = weights_of(self.training.network), torch.zeros(len(lessons), dtype=torch.float64)
+        own = weights_of(self.training.network)
         put_weights(self.training.network, weights)
         try:
-            for heat in sorted({one.heat for one in lessons}):
-                places = [place for place, one in enumerate(lessons) if one.heat == heat]
-                for first in range(0, len(places), self.plan.texts):
-                    some = places[first : first + self.plan.texts]
-                    rows, _ = batched([lessons[place] for place in some])
-                    chains = self.training.chains(HeadBatch(**rows), heat, CHAIN)
-                    found[some] = expected_calls(kept_as_block(chains.ratio), chains.written)
+            return calls_of(self.training, lessons, self.plan.texts)
         finally:
             _put_back(self.training.network, own)
-        return found
 
     @torch.no_grad()
     def _is_slower(self, before: Weights, after: Weights) -> bool:
@@ -282,6 +275,19 @@ class OnlineLearner:
                 best[place] = min(best[place], self.clock() - begun)
         _put_back(self.training.network, own)
         return best[1] > SLOWER * best[0]
+
+
+def calls_of(training: DraftTraining, lessons: Sequence[TaughtText], texts: int = 8) -> Float[Tensor, " n"]:
+    """Return the expected target calls of each text, for chains of five verified as a block; `texts` at once."""
+    found = torch.zeros(len(lessons), dtype=torch.float64)
+    for heat in sorted({one.heat for one in lessons}):
+        places = [place for place, one in enumerate(lessons) if one.heat == heat]
+        for first in range(0, len(places), texts):
+            some = places[first : first + texts]
+            rows, _ = batched([lessons[place] for place in some])
+            chains = training.chains(HeadBatch(**rows), heat, CHAIN)
+            found[some] = expected_calls(kept_as_block(chains.ratio), chains.written)
+    return found
 
 
 @torch.no_grad()

@@ -1,0 +1,235 @@
+"""Show a draft texts of one kind, then of another, then of the first again, and write the table of docs/learning.md.
+
+    python docs/learning/curve.py --run      # about a quarter of an hour on two cores
+    python docs/learning/curve.py            # the table and the figure alone
+
+The embedded target writes behind beginnings of Python code and of English at temperature 1. All drafts begin with one
+start: the shipped draft's shapes, trained from nothing on other texts of code. They hear the same texts in the same
+order: *frozen* is the start; *learning* takes the steps and looks of `serve --learn`, so many steps a text, and each
+text counts under the version in use when it comes; *offline* took as many steps beforehand, on other texts of both
+kinds, and is frozen then. What a text is worth is counted and not decoded: its tokens over the target calls that are
+expected of chains of five. Nothing here is timed.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polydraft.bench import read_prompt_sets
+from polydraft.bench.prompts.prompt import encode
+from polydraft.bench.style import COLOURS, panels, save
+from polydraft.models import HuggingFaceModel, Pair, load_pair
+from polydraft.models.checkpoints.weight_versions import VersionFolder, Weights, put_weights, weights_of
+from polydraft.probs import Noise
+from polydraft.training.corpus import standard_library
+from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.shards import continued
+from polydraft.training.online.lesson_buffer import TaughtText
+from polydraft.training.online.online_learning import ROLLED_BACK, SWAPPED, LearningPlan, OnlineLearner, calls_of
+
+DOCS = Path(__file__).parents[1]
+RECORD, PAGE, PICTURE = DOCS / "learning" / "curve.jsonl", DOCS / "learning.md", DOCS / "pictures" / "learning.svg"
+MARKS = "<!-- table: curve -->\n", "<!-- end of curve -->"
+PHASES = "code", "English", "code"
+GIVEN, LENGTH, TOGETHER, EVERY, STEPS = 32, 144, 64, 4, 1000
+"""Tokens of a beginning and of a whole text; texts that are written at once; texts that come for each step; steps of
+the start."""
+ENGLISH = "gsm8k", "spec-bench-mini"
+FROZEN, LEARNING, OFFLINE, START = "frozen", "learning", "offline", "start"
+Line = dict[str, Any]
+
+
+def pieces(texts: Sequence[Tensor], count: int, seed: int) -> list[Tensor]:
+    """Return so many beginnings, drawn from all places of some texts."""
+    (random,) = Noise.from_seed(seed, 1).generators
+    whole = [one for one in texts if len(one) > GIVEN]
+    sizes = torch.tensor([len(one) - GIVEN for one in whole])
+    chosen = torch.multinomial(sizes.double(), count, replacement=True, generator=random).tolist()
+    starts = [int(torch.randint(int(sizes[place]), (1,), generator=random)) for place in chosen]
+    return [whole[place][first : first + GIVEN] for place, first in zip(chosen, starts, strict=True)]
+
+
+def beginnings(pair: Pair, kind: str) -> list[Tensor]:
+    """Return texts of a kind, as tokens."""
+    if kind == "English":
+        return [encode(pair, one, 512)[0] for one in read_prompt_sets(ENGLISH, None, chat_template=False)]
+    return [
+        pair.tokenizer(one.text[:3000], return_tensors="pt", verbose=False)["input_ids"][0]
+        for one in standard_library()
+    ]
+
+
+def written(target: HuggingFaceModel, given: Sequence[Tensor], seed: int) -> Iterator[TaughtText]:
+    """Let the target write on; yield texts with its states."""
+    (random,) = Noise.from_seed(seed, 1).generators
+    for first in range(0, len(given), TOGETHER):
+        some = given[first : first + TOGETHER]
+        found = continued(target, some, torch.ones(len(some)), LENGTH, (), random)
+        for ids, final in zip(found["ids"].tolist(), found["final"], strict=True):
+            yield TaughtText(tuple(ids), GIVEN, 1.0, final.bfloat16())
+
+
+class Curve:
+    """The three drafts.
+
+    Args:
+        texts: of each phase.
+        folder: where versions are kept.
+    """
+
+    def __init__(self, texts: int, folder: Path) -> None:
+        self.texts, self.pair = texts, load_pair()
+        self.target, self.ends = HuggingFaceModel(self.pair.target), TargetEnds.of(self.pair.target)
+        self.sources = {kind: beginnings(self.pair, kind) for kind in dict.fromkeys(PHASES)}
+        self.folder = folder
+        self.first = self.start()
+
+    def learner(self, name: str, rate: float = LearningPlan.rate) -> OnlineLearner:
+        """Return a draft of the shipped one's shapes, with the start's weights if there is one."""
+        folder, draft = self.folder / name, self.pair.draft
+        folder.mkdir()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            network = type(draft)(draft.config).float()
+        if name != START:
+            put_weights(network, self.first)
+        return OnlineLearner(network, self.ends, VersionFolder(folder), LearningPlan(rate=rate))
+
+    def start(self) -> Weights:
+        """Train a draft from nothing on code, and return its weights."""
+        made = self.learner(START, 2e-3)
+        for lesson in self.of(PHASES[0], 4, self.texts // 2):
+            made.hear(lesson)
+        for _ in range(STEPS):
+            made.step()
+        return weights_of(made.training.network)
+
+    def of(self, kind: str, seed: int, count: int) -> Iterator[TaughtText]:
+        """Yield texts of a kind."""
+        return written(self.target, pieces(self.sources[kind], count, 100 + seed), 200 + seed)
+
+    def offline(self) -> OnlineLearner:
+        """Return a draft that learnt both kinds beforehand, with as many steps."""
+        made = self.learner(OFFLINE)
+        for seed, kind in ((5, PHASES[0]), (6, PHASES[1])):
+            for lesson in self.of(kind, seed, self.texts // 2):
+                made.hear(lesson)
+        for _ in range(len(PHASES) * self.texts // EVERY):
+            made.step()
+        return made
+
+    def lines(self) -> Iterator[Line]:
+        """Yield what every sixty-four texts come to."""
+        drafts = {FROZEN: self.learner(FROZEN), OFFLINE: self.offline(), LEARNING: self.learner(LEARNING)}
+        learning, used = drafts[LEARNING], self.learner("in-use").training
+        for place, kind in enumerate(PHASES):
+            every = list(self.of(kind, place, self.texts))
+            for first in range(0, self.texts, TOGETHER):
+                some = every[first : first + TOGETHER]
+                told: Line = {"phase": place, "kind": kind, "texts": len(some), "tokens": len(some) * (LENGTH - GIVEN)}
+                for name in (FROZEN, OFFLINE):
+                    told[name] = round(float(calls_of(drafts[name].training, some).sum()), 2)
+                put_weights(used.network, in_use(learning))
+                told[LEARNING] = round(float(calls_of(used, some).sum()), 2)
+                told["looks"] = [*learnt(learning, some)]
+                yield told
+
+
+def in_use(learning: OnlineLearner) -> Weights:
+    """Return the weights of the version in use."""
+    return learning.folder.read(learning.used) if learning.used.number else learning.base
+
+
+def learnt(learning: OnlineLearner, lessons: Sequence[TaughtText]) -> Iterator[Line]:
+    """Hear texts, take the steps and looks that are due; yield what came of looks."""
+    for number, lesson in enumerate(lessons):
+        learning.hear(lesson)
+        if number % EVERY == 0 and learning.learns:
+            learning.step()
+        if learning.looks:
+            found = learning.look()
+            share = None if found.saving is None else round(found.saving.share, 4)
+            yield {"outcome": found.outcome, "share": share, "reason": found.reason}
+
+
+def record() -> list[Line]:
+    """Return the lines of the record."""
+    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+
+
+def per_call(lines: Sequence[Line], arm: str) -> float:
+    """Return an arm's tokens per target call."""
+    return sum(one["tokens"] for one in lines) / sum(one[arm] for one in lines)
+
+
+def table() -> str:
+    """Return tokens per call by phase, its first and its last quarter, and what came of looks."""
+    lines = record()
+    if not lines:
+        return ""
+    made = ["| phase, texts | part | frozen | learning | offline | swaps, looks |\n|---|---|---|---|---|---|\n"]
+    for place, kind in enumerate(PHASES):
+        own = [one for one in lines if one["phase"] == place]
+        quarter = max(1, len(own) // 4)
+        for part, some in (("first quarter", own[:quarter]), ("all", own), ("last quarter", own[-quarter:])):
+            looks = [look["outcome"] for one in some for look in one["looks"]]
+            told = f"{looks.count(SWAPPED)}, {len(looks)}"
+            cells = [f"{per_call(some, arm):.3f}" for arm in (FROZEN, LEARNING, OFFLINE)]
+            name = f"{place + 1}: {sum(one['texts'] for one in own):,} of {kind}"
+            made += [f"| {' | '.join([name, part, *cells, told])} |\n"]
+    backs = sum(look["outcome"] == ROLLED_BACK for one in lines for look in one["looks"])
+    made += [
+        f"\nEmbedded pair, temperature 1, {LENGTH - GIVEN} tokens a text behind {GIVEN} of a beginning, a step of 8 "
+        f"texts for every {EVERY} that came; tokens per expected call of chains of five. Roll-backs: {backs}.\n"
+    ]
+    return "".join(made)
+
+
+def with_table(page: str) -> str:
+    """Return the page with the table of the record."""
+    head, rest = page.split(MARKS[0])
+    return head + MARKS[0] + table() + MARKS[1] + rest.split(MARKS[1])[1]
+
+
+def curves(width: int = 4) -> Any:
+    """Draw tokens per call over the texts that came, each point the mean of some batches, and swaps."""
+    lines = record()
+    figure, (axis,) = panels(["A draft that learns, beside one that does not"], 3.2)
+    figure.set_size_inches(6.8, 3.2)
+    seen = [sum(one["texts"] for one in lines[: place + 1]) for place in range(len(lines))]
+    for arm, colour in zip((FROZEN, LEARNING, OFFLINE), COLOURS, strict=False):
+        some = range(width, len(lines) + 1, width)
+        axis.plot(
+            [seen[end - 1] for end in some],
+            [per_call(lines[end - width : end], arm) for end in some],
+            color=colour,
+            label=arm,
+        )
+    for at, one in zip(seen, lines, strict=True):
+        if any(look["outcome"] == SWAPPED for look in one["looks"]):
+            axis.axvline(at, color="grey", linewidth=0.6, linestyle=":")
+    axis.set_xlabel("texts that came (code, English, code); dotted: swaps")
+    axis.set_ylabel("tokens per expected call")
+    axis.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--texts", type=int, default=2048)
+    options = parser.parse_args()
+    if options.run:
+        with tempfile.TemporaryDirectory() as made, RECORD.open("w") as file:
+            for found in Curve(options.texts, Path(made)).lines():
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+    if record():
+        PAGE.write_text(with_table(PAGE.read_text()))
+        save(curves, PICTURE)
