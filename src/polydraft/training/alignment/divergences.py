@@ -71,13 +71,20 @@ def drawn_variation(logits: Rows, target: Rows) -> Values:
 
 
 def several_agreement(logits: Rows, target: Rows, drafts: int) -> Values:
-    """Return alpha* = 1 + min_H [p(H) - q(H)^k], the largest chance that one of k independent drafts is accepted.
+    """Return the largest chance alpha* that any exact rule accepts one of k drafts, each drawn from the same row q.
 
-    The gradient is that at the minimising set H, -k q(H)^(k-1) dq(H), since others are no better near by (envelope).
-    For one draft alpha* is sum_x min(p, q), and its loss -log alpha* is LK's.
+        alpha* = 1 + min_H [p(H) - q(H)^k],  H any set of tokens (arXiv 2502.18779, equation 8)
+
+    The set that is best at q is held fixed for the gradient: by the envelope theorem that is the gradient of the
+    minimum too, d alpha* = -k q(H)^(k-1) dq(H). For k = 1 alpha* is sum_x min(p, q).
 
     Args:
+        logits: of the draft's rows q.
+        target: the target's rows p.
         drafts: k.
+
+    Returns:
+        alpha* of each row.
     """
     draft = logits.softmax(-1)
     with torch.no_grad():
@@ -89,7 +96,7 @@ def several_agreement(logits: Rows, target: Rows, drafts: int) -> Values:
 
 
 def several_loss(logits: Rows, target: Rows, drafts: int) -> Values:
-    """Return -log alpha* of so many independent drafts."""
+    """Return -log alpha* of each row; for one draft that is LK's loss. Arguments are those of `several_agreement`."""
     return -several_agreement(logits, target, drafts).clamp_min(1e-5).log()
 
 

@@ -26,7 +26,7 @@ from polydraft.training.alignment.draft_losses import DRAFT_LOSSES, draft_loss
 from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.alignment.forms.boosting import BoostTraining, write_boosted
 from polydraft.training.alignment.forms.low_rank import correct, write_corrected
-from polydraft.training.alignment.forms.narrower import narrower
+from polydraft.training.alignment.forms.narrower import HALF, narrower
 from polydraft.training.alignment.model_weights import read_weights
 from polydraft.training.heads.head_making import usual_form
 from polydraft.training.heads.losses.masked_training import copied, new_llama, write_draft_model
@@ -186,7 +186,7 @@ def _fewer_layers(material: Material, loss: str) -> NewHead:
 
 
 def _narrower(material: Material, loss: str) -> NewHead:
-    many = _with_fewer_layers(material, max(1, SHARE // 2))
+    many = _with_fewer_layers(material, HALF)
     cast(nn.Module, many).to(material.target.device)
     return _learning(narrower(many, material.texts), material, loss)
 

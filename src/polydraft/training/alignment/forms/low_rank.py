@@ -1,7 +1,9 @@
 """A draft model that learns by corrections of low rank of its weight matrices, which are folded in at the end.
 
-W + s B A stands for W, of which B and A alone learn: gradients and the optimiser's state are of the size of these, and
-what comes out is a model like any other. B begins as zeros, so that the draft begins as it was.
+W + s B A stands for a weight matrix W of r rows and c columns, with B of r rows and k columns and A of k rows and c
+columns. B and A alone learn, so gradients and the optimiser's state are of their size, and what comes out is a model
+like any other. B begins as zeros, so that the draft begins as it was. s is `SCALE`, and k is `RANK` unless a matrix is
+smaller.
 
 Source: LoRA (arXiv 2106.09685, section 4.1); its package, peft, would be needed to load what is not folded in.
 """
@@ -25,12 +27,12 @@ RANK, SCALE = 16, 2.0
 
 
 class Correction(nn.Module):
-    """What is added to a weight matrix.
+    """The product s B A that is added to a weight matrix; `up` is B, `down` is A.
 
     Args:
-        rows: of the matrix.
-        columns: of the matrix.
-        rank: of what is added.
+        rows: r, the rows of the weight matrix.
+        columns: c, its columns.
+        rank: k, the rank of the product.
     """
 
     def __init__(self, rows: int, columns: int, rank: int) -> None:
@@ -39,15 +41,19 @@ class Correction(nn.Module):
         self.up = nn.Parameter(torch.zeros(rows, rank))
 
     def forward(self, weight: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
-        """Return the matrix with what is added."""
+        """Return W + s B A."""
         return weight + SCALE * (self.up @ self.down)
 
 
 def correct(model: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
-    """Let the matrices inside a model's layers learn by corrections of a rank, and nothing else of it; return it.
+    """Add a correction to every plain weight matrix but the model's ends, let these alone learn, and return the model.
+
+    Args:
+        model: the model, which is changed.
+        rank: k, the rank of the corrections; of a matrix with fewer rows or columns, as many as it has.
 
     Raises:
-        InvalidParameter: it has no plain matrices inside its layers.
+        InvalidParameter: it has no such matrices.
     """
     ends = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
     inner = [one for one in model.modules() if type(one) is nn.Linear and id(one) not in ends]

@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.models.anatomy import layers_of
 
 QUERIES, KEYS, MIXED = ("q_proj",), ("k_proj", "v_proj"), "o_proj"
 GATED, INNER = ("gate_proj", "up_proj"), "down_proj"
+HALF = 2
+"""One in so many heads and inner channels is left, and of layers where these are cut too."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,13 @@ class Sizes:
         """
         config: Any = model.config.get_text_config()
         try:
-            for layer in layers_of(model):
+            layers = cast(Any, layers_of(model))
+            for layer in layers:
                 parts = (*(getattr(layer.self_attn, one) for one in (*QUERIES, *KEYS, MIXED)),)
                 parts += (*(getattr(layer.mlp, one) for one in (*GATED, INNER)),)
                 if not all(type(one) is nn.Linear for one in parts):
                     raise AttributeError
-            channels = layers_of(model)[0].self_attn.q_proj.out_features // config.num_attention_heads
+            channels = layers[0].self_attn.q_proj.out_features // config.num_attention_heads
             return cls(config.num_attention_heads, config.num_key_value_heads, channels, config.intermediate_size)
         except AttributeError as error:
             raise UnsupportedModel(
@@ -55,15 +59,11 @@ class Sizes:
             ) from error
 
 
-def layers_of(model: PreTrainedModel) -> list[Any]:
-    """Return the layers of a decoder."""
-    return [*cast(Any, model).get_decoder().layers]
-
-
-def narrower(model: PreTrainedModel, texts: Int[Tensor, "b t"] | None, share: int = 2) -> PreTrainedModel:
-    """Return a copy in single precision with one in so many of the heads and channels; no weight is shared.
+def narrower(model: PreTrainedModel, texts: Int[Tensor, "b t"] | None) -> PreTrainedModel:
+    """Return a copy in single precision with half of the heads and inner channels; no weight is shared.
 
     Args:
+        model: the model.
         texts: by which they are chosen; None takes the first ones.
 
     Raises:
@@ -72,9 +72,9 @@ def narrower(model: PreTrainedModel, texts: Int[Tensor, "b t"] | None, share: in
     """
     sizes = Sizes.of(model)
     by_group = sizes.groups > 1
-    groups = max(1, sizes.groups // share) if by_group else sizes.groups
-    heads = groups * (sizes.heads // sizes.groups) if by_group else max(1, sizes.heads // share)
-    inner = max(1, sizes.inner // share)
+    groups = max(1, sizes.groups // HALF) if by_group else sizes.groups
+    heads = groups * (sizes.heads // sizes.groups) if by_group else max(1, sizes.heads // HALF)
+    inner = max(1, sizes.inner // HALF)
     if heads == sizes.heads or inner == sizes.inner:
         raise InvalidParameter(f"{type(model).__name__} has one head or channel a layer, so that none can be cut.")
     active = _activity(model, texts) if texts is not None else None
@@ -84,12 +84,12 @@ def narrower(model: PreTrainedModel, texts: Int[Tensor, "b t"] | None, share: in
     own.intermediate_size = inner
     made = type(model)(config).float()
     weights = {name: value.detach().clone().float() for name, value in model.state_dict().items()}
-    prefix = next(name for name, one in model.named_modules() if one is cast(Any, model).get_decoder())
-    for number in range(len(layers_of(model))):
+    layers = layers_of(model)
+    place = next(name for name, one in model.named_modules() if one is layers)
+    for number in range(len(layers)):
         of_heads, of_inner = (None, None) if active is None else active[number]
-        at = f"{prefix}.layers.{number}" if prefix else f"layers.{number}"
         for name, kept in _cuts(sizes, heads, groups, inner, of_heads, of_inner):
-            _cut(weights, f"{at}.{name}", kept, columns=name.endswith((MIXED, INNER)))
+            _cut(weights, f"{place}.{number}.{name}", kept, columns=name.endswith((MIXED, INNER)))
     made.load_state_dict(weights)
     return made.eval()
 
@@ -131,7 +131,7 @@ def _cut(weights: dict[str, Tensor], name: str, kept: Int[Tensor, " k"], *, colu
 @torch.no_grad()
 def _activity(model: PreTrainedModel, texts: Int[Tensor, "b t"]) -> list[tuple[Tensor, Tensor]]:
     """Return, of every layer, the mean absolute value of what its heads and its gated channels give."""
-    sizes, found = Sizes.of(model), dict[tuple[int, str], Tensor]()
+    sizes, found, layers = Sizes.of(model), dict[tuple[int, str], Tensor](), cast(Any, layers_of(model))
 
     def watching(key: tuple[int, str]) -> Any:
         def watch(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -140,11 +140,11 @@ def _activity(model: PreTrainedModel, texts: Int[Tensor, "b t"]) -> list[tuple[T
         return watch
 
     with ExitStack() as hooks:
-        for number, layer in enumerate(layers_of(model)):
+        for number, layer in enumerate(layers):
             for name, part in ((MIXED, layer.self_attn.o_proj), (INNER, layer.mlp.down_proj)):
                 hooks.callback(part.register_forward_pre_hook(watching((number, name))).remove)
         model(input_ids=texts, use_cache=False)
     return [
         (found[number, MIXED].view(sizes.heads, sizes.channels).sum(-1), found[number, INNER])
-        for number in range(len(layers_of(model)))
+        for number in range(len(layers))
     ]
