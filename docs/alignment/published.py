@@ -16,7 +16,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,13 +31,14 @@ from polydraft.models import HuggingFaceModel, load_pair
 from polydraft.probs import Noise
 from polydraft.training.alignment.divergences import several_agreement
 from polydraft.training.alignment.draft_forms import Material, draft_form
-from polydraft.training.alignment.draft_losses import draft_loss
-from polydraft.training.alignment.draft_training import DraftTraining
+from polydraft.training.alignment.draft_losses import CHAIN, draft_loss
+from polydraft.training.alignment.draft_training import DraftTraining, from_start, written
 from polydraft.training.alignment.held_out import HeldOutTexts, tokens_per_call
 from polydraft.training.alignment.model_weights import read_weights, write_weights
+from polydraft.training.alignment.text_calls import reached_in_draft_text
 from polydraft.training.corpus import standard_library
 from polydraft.training.heads.loop import HeadRecipe, run_steps
-from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, cross_entropy
+from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, cross_entropy, weighted
 from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.shards import Shards, continued
 
@@ -203,8 +204,8 @@ class Bench:
             write_weights(other.training, reference)
             material = Material(self.target, self.ends, start, reference=reference)
         made: NewHead = draft_form(trial.form).make(material, trial.loss)
-        if isinstance(made.training, DraftTraining):
-            made.training.reached = trial.source.endswith("-reached")
+        if isinstance(made.training, DraftTraining) and trial.source.endswith("-reached"):
+            made = replace(made, training=_Reached(made.training.network, self.ends, made.training.loss))
         if trial.loss == "adaspec":
             own = seconds_of_step(made, Shards(files, heats=True), self._budget(), self.target.device)
             steps = max(1, round((steps - steps // 2) * each / own))
@@ -240,6 +241,17 @@ class Bench:
         ]
         means = [float(torch.cat(one).mean()) for one in zip(*parts, strict=True)]
         return {str(count): round(mean, 4) for count, mean in zip(LENGTHS, means, strict=True)}
+
+
+class _Reached(DraftTraining):
+    """Learns from text of the draft, whose places count as often as decoding comes to them."""
+
+    def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the weighted mean of the rows' losses."""
+        asked, rows = self.places(batch, batch.heats())
+        weights = reached_in_draft_text(from_start(asked, rows.ratio.detach()), CHAIN)[written(asked)]
+        overlap, count = rows.overlap.detach().mean()[None], torch.tensor([len(weights)])
+        return {"loss": weighted(rows.values, weights), "overlap": overlap, "count": count}
 
 
 class _Reader(DraftTraining):

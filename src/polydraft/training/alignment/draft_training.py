@@ -21,7 +21,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.training.alignment.divergences import hardest
 from polydraft.training.alignment.draft_losses import CHAIN, DraftLoss, Paths
 from polydraft.training.alignment.own_text import ChainsOfText
-from polydraft.training.alignment.text_calls import ratios, reached_in_draft_text
+from polydraft.training.alignment.text_calls import ratios
 from polydraft.training.heads.losses.masked_training import with_copies, without_copies
 from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
@@ -56,7 +56,6 @@ class DraftTraining(HeadTraining):
         loss: what it learns by.
         heat: the temperature at which greedy texts are learnt.
         reference: a draft that is looked at beside it and does not learn, for a loss that leaves out rows.
-        reached: whether rows count as often as decoding comes to them, which is for text that the draft wrote.
 
     Raises:
         InvalidParameter: the loss needs a reference, and there is none.
@@ -71,14 +70,11 @@ class DraftTraining(HeadTraining):
         loss: DraftLoss,
         heat: float = 1.0,
         reference: "DraftTraining | None" = None,
-        *,
-        reached: bool = False,
     ) -> None:
         super().__init__(target)
         if loss.share < 1 and reference is None:
             raise InvalidParameter("A loss that leaves out rows compares them with a reference's: give a reference.")
         self.network, self.loss, self.heat = network, loss, heat
-        self.reached = reached
         self.reference = (reference,)  # a tuple, so that it is no part of what is trained and saved
         self.splits = splits(network)
         self.register_state_dict_post_hook(without_copies)
@@ -90,9 +86,6 @@ class DraftTraining(HeadTraining):
         at = heats.where(heats > 0, self.heat)
         asked, rows = self.places(batch, at)
         learnt = self._hardest(rows.values, batch, at)
-        if self.reached:
-            weights = reached_in_draft_text(from_start(asked, rows.ratio.detach()), CHAIN)[written(asked)]
-            learnt = learnt * weights * len(weights) / weights.sum().clamp_min(1e-6)
         loss = self.loss.weight * learnt.sum() / max(len(learnt), 1)
         if self.loss.paths is not None:
             loss = loss + self._of_texts(self.loss.paths, asked, rows, heats)
@@ -105,15 +98,20 @@ class DraftTraining(HeadTraining):
         Args:
             heats: of each text's rows, above 0.
         """
-        ids, asked = batch.ids, batch.valid[:, 1:].bool()
-        rows = asked.nonzero()[:, 0]
-        tokens, final, own = ids[:, 1:][asked], batch.final[:, :-1][asked], heats[rows]
-        states = self.states(ids)[:, :-1][asked]
+        asked, tokens, states, final = self._read(batch)
+        own = heats[asked.nonzero()[:, 0]]
         parts = [
             checkpoint(self._rows, *part, use_reentrant=False)
             for part in zip(*(one.split(PLACES) for one in (states, final, own, tokens)), strict=True)
         ] or [self._rows(states, final, own, tokens)]
         return asked, LearntRows(*(torch.cat(found) for found in zip(*cast(Any, parts), strict=True)))
+
+    def _read(
+        self, batch: HeadBatch
+    ) -> tuple[Bool[Tensor, "b n"], Int[Tensor, " m"], Float[Tensor, "m d"], Float[Tensor, "m e"]]:
+        """Return which tokens were asked for, these, and the states of draft and target that they follow from."""
+        asked = batch.valid[:, 1:].bool()
+        return asked, batch.ids[:, 1:][asked], self.states(batch.ids)[:, :-1][asked], batch.final[:, :-1][asked]
 
     def states(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         """Return what rows are made of: the last hidden states, or logits where these are not a product of them."""
@@ -149,9 +147,16 @@ class DraftTraining(HeadTraining):
         return logits, laws
 
     def laws_of(self, batch: HeadBatch, heat: float) -> Iterator[tuple[Float[Tensor, "m V"], Float[Tensor, "m V"]]]:
-        """Return the laws of draft and target at all tokens that were asked for, some places at a time."""
-        asked = batch.valid[:, 1:].bool()
-        states, final = self.states(batch.ids)[:, :-1][asked], batch.final[:, :-1][asked]
+        """Yield the rows q of the draft and p of the target for the tokens that were asked for, `PLACES` at a time.
+
+        Rows are in the order of texts and places, and over the tokens that both models have: p sums to less than 1
+        where the target has more.
+
+        Args:
+            batch: the texts.
+            heat: the temperature of all rows, above 0.
+        """
+        _, _, states, final = self._read(batch)
         for own, other in zip(states.split(PLACES), final.split(PLACES), strict=True):
             logits, laws = self._both(own, other, torch.full((len(own),), heat, device=own.device))
             yield logits.softmax(-1), laws
@@ -173,11 +178,8 @@ class DraftTraining(HeadTraining):
         lengths = asked.sum(-1)[sampled]
         if not bool(sampled.any()):
             return rows.ratio.sum() * 0.0
-        chains = [
-            nn.functional.pad(from_start(asked, one), (0, CHAIN - 1)).unfold(-1, CHAIN, 1)[sampled]
-            for one in (rows.ratio, rows.overlap)
-        ]
-        return paths(chains[0], chains[1], lengths).sum() / lengths.sum()
+        ratio, overlap = (chains_from(asked, one, CHAIN)[sampled] for one in (rows.ratio, rows.overlap))
+        return paths(ratio, overlap, lengths).sum() / lengths.sum()
 
     @torch.no_grad()
     def chains(self, batch: HeadBatch, heat: float, length: int) -> ChainsOfText:
@@ -190,14 +192,11 @@ class DraftTraining(HeadTraining):
             asked, rows = self.places(batch, torch.full((len(batch.ids),), heat, device=batch.ids.device))
             overlap, ratio = rows.overlap, rows.ratio
         else:
-            asked = batch.valid[:, 1:].bool()
-            states, tokens = self.states(batch.ids)[:, :-1][asked], batch.ids[:, 1:][asked]
+            asked, tokens, states, _ = self._read(batch)
             best = torch.cat([self.logits(one).argmax(-1) for one in states.split(PLACES)])
             overlap = ratio = (best == tokens).float()
-        pad = nn.functional.pad
-        found = (pad(from_start(asked, one), (0, length - 1)).unfold(-1, length, 1) for one in (ratio, overlap))
-        of_ratio, of_overlap = (one.double().cpu() for one in found)
-        return ChainsOfText(of_ratio, of_overlap, asked.sum(-1).cpu())
+        ratio, overlap = (chains_from(asked, one, length).double().cpu() for one in (ratio, overlap))
+        return ChainsOfText(ratio, overlap, asked.sum(-1).cpu())
 
 
 def written(asked: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
@@ -209,6 +208,11 @@ def from_start(asked: Bool[Tensor, "b n"], values: Values) -> Float[Tensor, "b n
     """Return the values of the asked places, each text's from the first column on, and 0 behind them."""
     there = written(asked)
     return torch.zeros(there.shape, dtype=values.dtype, device=values.device).masked_scatter(there, values)
+
+
+def chains_from(asked: Bool[Tensor, "b n"], values: Values, length: int) -> Float[Tensor, "b n g"]:
+    """Return the values along the chain of `length` places that begins at each place of a text, 0 behind its end."""
+    return nn.functional.pad(from_start(asked, values), (0, length - 1)).unfold(-1, length, 1)
 
 
 @torch.no_grad()

@@ -58,11 +58,15 @@ def given_to_drafts(target: Float[Tensor, "*b V"], drafts: Sequence[Float[Tensor
 
 
 class BoostTraining(HeadTraining):
-    """Draft models with their losses.
+    """Draft models that learn together, each where those before it miss the text.
+
+    The loss is sum_m (sum_i w_mi L_mi) / sum_i w_mi over drafts m and places i of all texts: L_mi is what the row of
+    draft m costs, and w_mi the chance that drafts 1 to m - 1 miss the sample of the place (`missed`), through which no
+    gradient goes; w_1i is 1.
 
     Args:
-        members: each with its own.
-        span: the places of a sample.
+        members: the draft models, each with its loss of rows.
+        span: how many places one after another a sample has.
     """
 
     heated = True
@@ -93,16 +97,14 @@ class BoostTraining(HeadTraining):
     @torch.no_grad()
     def chains(self, batch: HeadBatch, heat: float, length: int) -> ChainsOfText:
         """Return what becomes of trees at every place of texts: a draft of each, and chains of the first below them."""
-        members = self.drafts()
-        first, *others = (one.chains(batch, heat, length) for one in members)
-        ratio, overlap = first.ratio.clamp_max(1), first.overlap.clone()  # trees are verified token by token
-        if not heat:
+        first, *others = members = self.drafts()
+        alone = first.chains(batch, heat, length)
+        ratio, overlap = alone.ratio.clamp_max(1), alone.overlap.clone()  # trees are verified token by token
+        if not heat:  # where both are 1 or 0
             for other in others:
-                ratio[..., 0], overlap[..., 0] = (
-                    torch.maximum(mine[..., 0], own[..., 0])
-                    for mine, own in ((ratio, other.ratio), (overlap, other.overlap))
-                )
-            return ChainsOfText(ratio, overlap, first.written)
+                right = other.chains(batch, heat, 1).ratio[..., 0]
+                ratio[..., 0] = overlap[..., 0] = torch.maximum(ratio[..., 0], right)
+            return ChainsOfText(ratio, overlap, alone.written)
         asked = batch.valid[:, 1:].bool()
         tokens = batch.ids[:, 1:][asked]
         rows = zip(*(one.laws_of(batch, heat) for one in members), strict=True)
@@ -118,7 +120,7 @@ class BoostTraining(HeadTraining):
             at += len(target)
         for values, into in ((kept, ratio), (share, overlap)):
             into[..., 0] = from_start(asked, torch.cat(values)).double().cpu()
-        return ChainsOfText(ratio, overlap, first.written)
+        return ChainsOfText(ratio, overlap, alone.written)
 
 
 def write_boosted(drafter: BoostedDrafter, folder: Path, target: HuggingFaceModel, *, card: str = "") -> None:
