@@ -50,11 +50,6 @@ class DraftWorth:
         """By rule, all tokens over all calls, for chains of 1, 2, ... drafts."""
         return {name: tuple((self.tokens.sum() / calls.sum(0)).tolist()) for name, calls in self.calls.items()}
 
-    @cached_property
-    def by_product_of_means(self) -> float:
-        """What a chain of all drafts would bring if overlaps were independent: no measurement, for comparison alone."""
-        return 1 + float(torch.tensor(self.overlap).double().cumprod(-1).sum())
-
 
 def measure_draft(
     target: LanguageModel,
