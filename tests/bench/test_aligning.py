@@ -85,9 +85,9 @@ def test_a_form_pays_by_its_cost() -> None:
 
 
 def test_a_budget_counts_what_earlier_calls_took() -> None:
-    ticks = iter([10.0, 40.0, 95.0])
+    ticks = iter([10.0, 30.0, 95.0])
     budget = Budget(120.0, lambda: next(ticks), 0.0, 20.0)
-    assert (budget.used, budget.left(0.5), budget.over(0.5)) == (30.0, 0.0, True)
+    assert (budget.used, budget.left(0.5), budget.left(0.5)) == (30.0, 10.0, 0.0)
 
 
 def test_a_work_folder_keeps_values_and_refuses_the_work_of_another(tmp_path: Path) -> None:

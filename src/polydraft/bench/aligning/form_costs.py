@@ -10,10 +10,9 @@ from polydraft.engine.measured import measured
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.theory import tokens_per_call
+from polydraft.training.alignment.draft_losses import CHAIN
 from polydraft.trees import Chain, TreeShape
 
-LONGEST = 5
-"""The drafts of the longest chain that is looked at."""
 PAYS, REACHABLE = 1.05, 0.95
 """A draft pays if it is this much faster than plain decoding with an overlap that training can reach."""
 FINE = 1000
@@ -34,7 +33,7 @@ class FormCost:
     def speed(self, overlap: float) -> float:
         """Return how much faster than plain decoding the best chain is if each draft is accepted so often."""
         if not self.steps:
-            return tokens_per_call(overlap, LONGEST)
+            return tokens_per_call(overlap, CHAIN)
         return max(tokens_per_call(overlap, length) / step for length, step in enumerate(self.steps, 1))
 
     def needed(self, speed: float) -> float | None:
@@ -58,7 +57,7 @@ class FormCost:
         needed = self.needed(PAYS)
         told = f"a draft pass takes {self.level:.2f} of the target's"
         if needed is None:
-            return f"{told}: chains of up to {LONGEST} are no faster than plain decoding whatever is accepted"
+            return f"{told}: chains of up to {CHAIN} are no faster than plain decoding whatever is accepted"
         return f"{told}, which needs an overlap of {needed:.2f} to be {PAYS}x of plain decoding"
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,9 +77,9 @@ def cost_of(target: HuggingFaceModel, drafter: Drafter, heat: float) -> FormCost
         heat: the temperature that texts are watched at.
     """
     params = SamplingParams(temperature=heat)
-    found = measured(target, drafter, default_verifier(drafter, params), Chain(LONGEST), heat)
+    found = measured(target, drafter, default_verifier(drafter, params), Chain(CHAIN), heat)
     if found is None:
         return FormCost()
     costs, plain = found.costs, found.costs.of(TreeShape(()))
-    steps = tuple(costs.of(TreeShape(((1,),) * length)) / plain for length in range(1, LONGEST + 1))
+    steps = tuple(costs.of(TreeShape(((1,),) * length)) / plain for length in range(1, CHAIN + 1))
     return FormCost(steps, found.level / found.passes[0][1])

@@ -6,7 +6,7 @@ favours it: so it takes more to be called better.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
@@ -57,10 +57,6 @@ class AlignmentVerdict:
     better: bool
     reason: str
     judged: tuple[Judged, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values by name, for JSON."""
-        return asdict(self)
 
     @property
     def word(self) -> str:

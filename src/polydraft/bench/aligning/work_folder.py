@@ -85,10 +85,6 @@ class Budget:
         """Return how many seconds are left until a share of all is spent; none are less than 0."""
         return max(0.0, share * self.seconds - self.used)
 
-    def over(self, share: float = 1.0) -> bool:
-        """Tell whether that share is spent."""
-        return self.used >= share * self.seconds
-
 
 class Pace:
     """Tells whether there is time for one more of what is done again and again.

@@ -31,7 +31,7 @@ from polydraft.training.heads.losses.row_losses import (
 )
 
 CHAIN = 5
-"""The drafts of the chains whose calls are learnt."""
+"""The drafts of the chains that forms are compared by, and whose calls are learnt."""
 ANCHOR = 0.1
 """How much KL(p || q) counts beside losses of whole texts."""
 TINY = 1e-12
@@ -60,12 +60,10 @@ class DraftLoss:
     share: float = 1.0
 
 
-def _calls_as_block(ratio: Chains, overlap: Chains, lengths: Int[Tensor, "b"]) -> Float[Tensor, "b"]:
-    return expected_calls(kept_as_block(ratio), lengths)
-
-
-def _calls_by_token(ratio: Chains, overlap: Chains, lengths: Int[Tensor, "b"]) -> Float[Tensor, "b"]:
-    return expected_calls(kept_by_token(ratio), lengths)
+def _calls(
+    kept: Callable[[Chains], Chains], ratio: Chains, overlap: Chains, lengths: Int[Tensor, "b"]
+) -> Float[Tensor, "b"]:
+    return expected_calls(kept(ratio), lengths)
 
 
 def _rejected_as_block(ratio: Chains, overlap: Chains, lengths: Int[Tensor, "b"]) -> Float[Tensor, "b"]:
@@ -104,8 +102,8 @@ DRAFT_LOSSES: Mapping[str, DraftLoss] = {
     "lk-alpha-2": DraftLoss(partial(several_loss, drafts=2)),
     "lk-alpha-4": DraftLoss(partial(several_loss, drafts=4)),
     "adaspec": DraftLoss(forward_divergence, share=0.4),
-    "calls": DraftLoss(forward_divergence, ANCHOR, _calls_as_block),
-    "calls-by-token": DraftLoss(forward_divergence, ANCHOR, _calls_by_token),
+    "calls": DraftLoss(forward_divergence, ANCHOR, partial(_calls, kept_as_block)),
+    "calls-by-token": DraftLoss(forward_divergence, ANCHOR, partial(_calls, kept_by_token)),
     "accepted": DraftLoss(forward_divergence, ANCHOR, _rejected_as_block),
     "accepted-by-token": DraftLoss(forward_divergence, ANCHOR, _rejected_by_token),
     "products": DraftLoss(forward_divergence, ANCHOR, _products),
