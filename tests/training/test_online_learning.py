@@ -185,6 +185,28 @@ def test_what_is_forgotten_is_gone_for_who_learns_and_who_reads(tmp_path: Path) 
     assert one.look().outcome == FORGOTTEN and not one.folder.versions() and not one.folder.in_use().look
 
 
+@pytest.mark.parametrize("place", ["read", "_is_slower"])
+def test_a_look_that_was_begun_before_everything_was_forgotten_leaves_no_version(place: str, tmp_path: Path) -> None:
+    """Its weights were learnt from what was forgotten: nobody may find them in use, nor in the folder."""
+    one = taught(tmp_path)
+    until_swapped(one)
+    one.step()
+    put_weights(one.training.network, weights_of(target()))
+    owner = one if place == "_is_slower" else one.folder
+    own = getattr(owner, place)
+
+    def forgetting(*given: object) -> object:
+        one.folder.forget()
+        return own(*given)
+
+    object.__setattr__(owner, place, forgetting)
+    found = one.look()
+    assert (found.outcome, found.version) == (FORGOTTEN, "") and not one.folder.versions()
+    assert not [*(tmp_path / "versions").iterdir()] and one.folder.in_use().version == ""
+    assert one.used == one.shipped and not one.buffer.size
+    assert weights_digest(weights_of(one.training.network)) == one.shipped.digest
+
+
 def test_a_pinned_version_stays_and_nothing_is_learnt(tmp_path: Path) -> None:
     one = taught(tmp_path)
     until_swapped(one)
@@ -192,6 +214,9 @@ def test_a_pinned_version_stays_and_nothing_is_learnt(tmp_path: Path) -> None:
     assert one.folder.pin(one.used.name) == one.folder.pin("1")
     assert one.folder.in_use().version == one.used.name and not one.learns
     assert not one.folder.pin(None).pinned and one.learns
+    one.folder.pin("0")
+    again = learner(tmp_path)  # what starts while a pin holds goes on with the version that is used behind it
+    assert not again.folder.pin(None).pinned and again.used.name == one.used.name
     with pytest.raises(InvalidParameter, match=rf"VERSION is '7', but .* has {one.used.name}, 0 \(the weights before"):
         one.folder.pin("7")
 
@@ -209,6 +234,15 @@ def test_a_disk_that_is_full_leaves_the_last_version(tmp_path: Path, monkeypatch
             found = one.look()
         assert found.outcome == UNWRITTEN and "No space left" in found.reason
         assert not one.folder.versions() and not [*tmp_path.rglob(".part-*")]
+    resource = pytest.importorskip("resource", reason="no limits here")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    try:
+        found = one.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert found.outcome == UNWRITTEN and "File too large" in found.reason
+    assert not one.folder.versions() and not [*tmp_path.rglob(".part-*")]
     assert one.look().outcome == SWAPPED
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -185,13 +186,16 @@ class VersionFolder:
             raise CheckpointError(f"{path} is damaged: its digest is another one.")
         return weights
 
-    def in_use(self) -> VersionInUse:
+    def in_use(self, *, pins: bool = True) -> VersionInUse:
         """Return which version is used; a pointer that cannot be read, or names what is not there, is none.
 
         Then the newest version counts, if there is one.
+
+        Args:
+            pins: whether a pin counts; else it is told which version is used without it.
         """
         mark = self.mark()
-        for name in (PINNED, CURRENT):
+        for name in (PINNED, CURRENT) if pins else (CURRENT,):
             found = _read_json(self.path / name) or {}
             version, look = found.get("version"), found.get("look")
             if isinstance(version, str) and isinstance(look, int):
@@ -208,11 +212,16 @@ class VersionFolder:
             return (self.path / FORGOTTEN).read_text()
         return ""
 
-    def add(self, weights: Weights, facts: Mapping[str, Any]) -> WeightVersion:
+    def add(self, weights: Weights, facts: Mapping[str, Any], mark: str | None = None) -> WeightVersion:
         """Write a version, which is not used yet.
 
+        Args:
+            weights: its weights.
+            facts: what is known of it.
+            mark: the mark when the texts came that it was learnt from; None where there are none.
+
         Raises:
-            OSError: it cannot be written, and nothing of it is left.
+            OSError: it cannot be written, or everything was forgotten since the mark was read; nothing of it is left.
         """
         folder = self.path / VERSIONS
         folder.mkdir(parents=True, exist_ok=True)
@@ -227,11 +236,14 @@ class VersionFolder:
             _flush(half / WEIGHTS)
             told = {**facts, "number": version.number, "digest": version.digest}
             _write_whole(half / FACTS, json.dumps(told))
-            os.replace(half, folder / version.name)
+            with self._changed():
+                if mark not in (None, self.mark()):
+                    raise OSError("Everything was forgotten meanwhile.")
+                os.replace(half, folder / version.name)
             _flush(folder)
-        except OSError:
+        except (OSError, SafetensorError) as error:  # the latter also of a full disk
             shutil.rmtree(half, ignore_errors=True)
-            raise
+            raise error if isinstance(error, OSError) else OSError(str(error)) from error
         return WeightVersion(version.number, version.digest, told)
 
     def use(self, version: str, look: int, mark: str) -> bool:
@@ -250,11 +262,15 @@ class VersionFolder:
         """Drop versions but for the newest ones, those in use and others that are named.
 
         A version that is half deleted has another name.
+
+        Raises:
+            OSError: they cannot be deleted.
         """
-        own = self.in_use().version, (_read_json(self.path / CURRENT) or {}).get("version"), *others
-        for one in self.versions()[KEPT:]:
-            if one.name not in own:
-                self._drop(one.name)
+        with self._changed():
+            own = self.in_use().version, self.in_use(pins=False).version, *others
+            for one in self.versions()[KEPT:]:
+                if one.name not in own:
+                    self._drop(one.name)
 
     def sweep(self) -> None:
         """Delete what somebody who was interrupted left half written."""

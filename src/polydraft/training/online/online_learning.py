@@ -11,6 +11,7 @@ held-out replay and the gate are this package's.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from polydraft.errors import CheckpointError
 from polydraft.models.checkpoints.weight_versions import (
     VersionFolder,
     Weights,
@@ -121,8 +123,8 @@ class OnlineLearner:
         self.used = self._begin()
 
     def _begin(self) -> WeightVersion:
-        """Go on from the newest whole version that the pointer allows, and return it."""
-        own = self.folder.in_use()
+        """Go on from the newest whole version that the pointer allows, pinned or not, and return it."""
+        own = self.folder.in_use(pins=False)
         self.mark = own.forgotten
         named = [one for one in self.folder.versions() if one.name == own.version]
         for one in (*named, *self.folder.versions()) if own.version else ():
@@ -173,7 +175,7 @@ class OnlineLearner:
     def look(self) -> Look:
         """Compare, and let another version be used if that is better; the number goes into the keys of texts."""
         self.taken = 0
-        own = self.folder.in_use()
+        own = self.folder.in_use(pins=False)
         if own.forgotten != self.mark:
             return self.forget()
         number = own.look + 1
@@ -183,7 +185,11 @@ class OnlineLearner:
             if found.outcome not in (SWAPPED, FORGOTTEN) and not self.folder.use(found.version, number, self.mark):
                 return self.forget()
             return found
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
+            if self.folder.mark() != self.mark:
+                return self.forget()
+            if isinstance(error, CheckpointError):
+                raise
             return Look(own.look, UNWRITTEN, self._name(self.used), reason=str(error))
 
     def forget(self) -> Look:
@@ -236,11 +242,12 @@ class OnlineLearner:
             "lessons": self.buffer.count,
             "steps": self.steps,
         }
-        version = self.folder.add(new, facts)
+        version = self.folder.add(new, facts, self.mark)
         if not self.folder.use(version.name, number, self.mark):
             return self.forget()
         self.parent, self.used, self.since = self.used, version, self.buffer.count
-        self.folder.prune(self.parent.name)
+        with suppress(OSError):  # what cannot be deleted is used no more
+            self.folder.prune(self.parent.name)
         return Look(number, SWAPPED, version.name, found)
 
     def _name(self, version: WeightVersion) -> str:
