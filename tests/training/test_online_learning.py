@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 import random
+import threading
+import time
 from functools import cache
 from pathlib import Path
 
@@ -276,6 +278,35 @@ def test_a_folder_of_other_models_is_refused(tmp_path: Path) -> None:
         folder.check_origin("cc", "bb")
     with pytest.raises(ResultsError, match="another draft model"):
         folder.check_origin("aa", "cc")
+
+
+def test_workers_that_start_at_once_note_the_same_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes beside the file's place and puts it there, and none may do so between the two steps of another."""
+    folder, flush, failed = VersionFolder(tmp_path), weight_versions._flush, list[BaseException]()
+
+    def note() -> None:
+        try:
+            folder.check_origin("aa", "bb")
+        except BaseException as error:  # noqa: BLE001  it is told below
+            failed.append(error)
+
+    def late(path: Path) -> None:
+        time.sleep(0.05)
+        flush(path)
+
+    monkeypatch.setattr(weight_versions, "_flush", late)
+    starting = [threading.Thread(target=note) for _ in range(4)]
+    for one in starting:
+        one.start()
+    for one in starting:
+        one.join()
+    assert not failed and (tmp_path / "origin.json").is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match="file/learnt cannot be written: Not a directory; name another folder"):
+        VersionFolder(tmp_path / "file" / "learnt").check_origin("aa", "bb")
 
 
 def test_lessons_keep_within_their_bytes_and_know_old_ones() -> None:

@@ -140,14 +140,19 @@ class VersionFolder:
         """Note of which models the versions are, or check that they are of these.
 
         Raises:
-            ResultsError: they are of others.
+            ResultsError: they are of others, or it cannot be noted.
         """
         own, path = {"format": FORMAT, "target": target, "draft": draft}, self.path / ORIGIN
         there = _read_json(path)
         if there is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, json.dumps(own))
-        elif there != own:
+            try:
+                with self._changed():  # several workers may start at once
+                    there = _read_json(path) or own
+                    _write_whole(path, json.dumps(there))
+            except OSError as error:
+                reason = error.strerror or error
+                raise ResultsError(f"{self.path} cannot be written: {reason}; name another folder.") from error
+        if there != own:
             kind = "target" if there.get("target") != target else "draft model"
             raise ResultsError(f"{self.path} holds what was learnt for another {kind}; name another folder by --learn.")
 
