@@ -62,6 +62,8 @@ class ModelReplica:
             self._known.set()
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._heard, event)
+        else:  # nobody has asked for anything yet
+            self._gone = event.kind == "gone"
 
     def _unloaded(self, event: Event) -> str:
         said = event.said.get("message", "its worker ended while it loaded it; the logs of Ray say why.")

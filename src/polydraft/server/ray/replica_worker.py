@@ -190,7 +190,10 @@ class ReplicaWorker:
         if not self._closing:
             self._closing = True
             self._say(Event("closing"))
-        if not self._streams:
+        self._leave_if_over()
+
+    def _leave_if_over(self) -> None:
+        if self._closing and not self._streams:
             self._leave()
 
     def _tell(self, told: Any) -> None:
@@ -198,6 +201,7 @@ class ReplicaWorker:
             stream = self._streams.pop(told.name, None)
             if stream is not None:
                 stream.cancel()
+            self._leave_if_over()
         elif not self.over:
             self._streams[told.name] = self._pool.begin(self._stream(told))
 
@@ -210,14 +214,14 @@ class ReplicaWorker:
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except LookupError:  # it was not sent: the copy takes nothing any more
+        except LookupError:  # it was not sent: the copy takes nothing any more, and no request is to blame
+            self._say(Event("closing"))
             self._leave()
         except Exception:  # noqa: BLE001  the copy has died, cannot be reached, or its worker has ended
             self._leave(lost=True)
         finally:
             self._streams.pop(asked.name, None)
-        if self._closing and not self._streams:
-            self._leave()
+        self._leave_if_over()
 
     def _leave(self, *, lost: bool = False) -> None:
         """Be gone, with all that there was to do; `lost` if the copy ended while it was at it."""
