@@ -23,7 +23,7 @@ from serving import COMMAND, healthy, running, served, until, worker_of
 from polydraft.cli import main
 from polydraft.cli import serving as running_room
 from polydraft.cli.serving import bound, run_serve
-from polydraft.errors import InvalidParameter, MissingExtra
+from polydraft.errors import ClusterError, InvalidParameter, MissingExtra
 from polydraft.extras import SERVE
 from polydraft.server import Settings
 from polydraft.server.front import logs
@@ -32,6 +32,28 @@ from polydraft.server.worker import WARNED, Event, workers
 
 PACKAGES = [Requirement(one).name for one in SERVE.requirements]
 LONG = {"prompt": "def fib(n):\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+def test_copies_that_cannot_be_started_anew_end_no_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that are there go on, and the next signal is heard."""
+
+    class Failing:
+        tries = 0
+
+        def restart(self) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise ClusterError("Ray cannot serve the model: no room.")
+
+    monkeypatch.setattr(running_room.signal, "signal", lambda *_: None)
+    server, told = Failing(), [signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM]
+    running_room._obey(server, list[int](told))
+    said = capsys.readouterr().err
+    assert server.tries == 2 and said.index("started anew: Ray cannot serve the model: no room.") < said.index(
+        "All copies"
+    )
 
 
 def test_a_port_that_is_taken_is_said() -> None:

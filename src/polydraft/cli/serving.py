@@ -170,8 +170,12 @@ def _obey(server: Any, told: list[int]) -> None:
             time.sleep(GLANCE)
         if told.pop(0) in (signal.SIGINT, signal.SIGTERM):
             break
-        server.restart()
-        say_on_one_line("All copies of the model were started anew.")
+        try:
+            server.restart()
+        except PolydraftError as error:  # those that are there are better than nothing
+            say_on_one_line(f"Not all copies of the model were started anew: {error}")
+        else:
+            say_on_one_line("All copies of the model were started anew.")
     say_on_one_line("Stopping after what runs; Ctrl-C again stops at once.")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave_at_once)
