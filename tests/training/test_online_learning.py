@@ -330,9 +330,9 @@ def test_what_is_held_out_is_never_learnt_from_however_often_it_comes() -> None:
 
 def test_a_batch_asks_for_what_the_target_wrote_alone() -> None:
     short = TaughtText(lessons()[0].ids[:9], GIVEN, 0.5, lessons()[0].final[:9])
-    rows, heats = batched([lessons()[1], short])
-    assert rows["valid"].sum(-1).tolist() == [WRITTEN, 9 - GIVEN] and heats.tolist() == [1.0, 0.5]
-    assert not rows["valid"][:, :GIVEN].any() and rows["final"][1, 9:].abs().sum() == 0
+    batch = batched([lessons()[1], short])
+    assert batch.valid.sum(-1).tolist() == [WRITTEN, 9 - GIVEN] and batch.heats().tolist() == [1.0, 0.5]
+    assert not batch.valid[:, :GIVEN].any() and batch.final[1, 9:].abs().sum() == 0
 
 
 def test_the_gate_passes_nothing_that_saves_nothing(tmp_path: Path) -> None:

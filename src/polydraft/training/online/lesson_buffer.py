@@ -14,6 +14,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from polydraft.training.heads.losses.row_losses import HeadBatch
+
 HELD_OUT = 8
 """One text in so many is kept to choose by."""
 
@@ -147,8 +149,8 @@ def _size(lessons: Sequence[TaughtText] | deque[TaughtText]) -> int:
     return sum(one.size for one in lessons)
 
 
-def batched(lessons: Sequence[TaughtText]) -> tuple[dict[str, Tensor], Tensor]:
-    """Return lessons as a batch of rows, padded behind their ends, and their temperatures."""
+def batched(lessons: Sequence[TaughtText]) -> HeadBatch:
+    """Return lessons as a batch, padded behind their ends."""
     longest = max(len(one.ids) for one in lessons)
     ids = torch.zeros(len(lessons), longest, dtype=torch.int64)
     valid = torch.zeros(len(lessons), longest, dtype=torch.uint8)
@@ -157,5 +159,5 @@ def batched(lessons: Sequence[TaughtText]) -> tuple[dict[str, Tensor], Tensor]:
         ids[row, : len(one.ids)] = torch.tensor(one.ids)
         valid[row, one.given : len(one.ids)] = 1
         final[row, : len(one.ids)] = one.final.float()
-    rows = {"ids": ids, "valid": valid, "features": final[..., :0], "final": final, "lse": final.sum(-1) * 0}
-    return rows, torch.tensor([one.heat for one in lessons])
+    heats = torch.tensor([one.heat for one in lessons])
+    return HeadBatch(ids, valid, final[..., :0], final, torch.zeros(ids.shape), heats)

@@ -31,7 +31,7 @@ from polydraft.models.checkpoints.weight_versions import (
 from polydraft.training.alignment.draft_losses import CHAIN, draft_loss
 from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
-from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText, batched
 from polydraft.training.online.version_gate import Saving
 
@@ -163,8 +163,7 @@ class OnlineLearner:
 
     def step(self) -> float:
         """Take a step; return its loss."""
-        rows, heats = batched(self.buffer.learnt.some(self.plan.texts))
-        loss = self.training(**rows, heat=heats)["loss"]
+        loss = self.training(**vars(batched(self.buffer.learnt.some(self.plan.texts))))["loss"]
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.training.parameters(), 1.0)
@@ -291,8 +290,7 @@ def calls_of(training: DraftTraining, lessons: Sequence[TaughtText], texts: int 
         places = [place for place, one in enumerate(lessons) if one.heat == heat]
         for first in range(0, len(places), texts):
             some = places[first : first + texts]
-            rows, _ = batched([lessons[place] for place in some])
-            chains = training.chains(HeadBatch(**rows), heat, CHAIN)
+            chains = training.chains(batched([lessons[place] for place in some]), heat, CHAIN)
             found[some] = expected_calls(kept_as_block(chains.ratio), chains.written)
     return found
 
