@@ -162,7 +162,7 @@ def test_what_cannot_pay_is_refused_with_its_reason_and_a_code_of_its_own(
 
 BAD = [
     (("--prompts", "empty.jsonl"), "the file has no prompt in it"),
-    (("--prompts", "one.jsonl"), "needs 3 prompts or more"),
+    (("--prompts", "one.jsonl"), "needs 3 different prompts or more"),
     (("--prompts", "long.jsonl"), "3 different prompts or more"),
     (("--minutes", "0.1"), "--minutes must be at least 0.2, but is 0.1"),
     (("--form", "boost"), "Boosted drafts are boost:N or boost:N:samples, N from 2 to 8, not 'boost'"),

@@ -12,11 +12,11 @@ from polydraft.bench.aligning.align_plan import AUTO, MOST_BYTES, Alignment, Ali
 from polydraft.bench.aligning.align_stages import AlignStages
 from polydraft.bench.aligning.alignable import LENGTH, check_asked, checked_target, loaded, room_of, wanted_forms
 from polydraft.bench.aligning.distilling import Noting, best_folder, curve_of
-from polydraft.bench.aligning.prompt_split import FEWEST, PromptSplit, own_beginnings, split
+from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, split
 from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
 from polydraft.bench.environment import described
 from polydraft.bench.prompts import Prompt
-from polydraft.errors import InvalidParameter, PolydraftError
+from polydraft.errors import PolydraftError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair
 from polydraft.training.alignment.draft_forms import DraftForm
@@ -113,11 +113,6 @@ def run_alignment(
     """
     TRAIN.check()
     texts = None if prompts is None else [_as_prompt(number, one) for number, one in enumerate(prompts, 1)]
-    if texts is not None and len(texts) < FEWEST:
-        raise InvalidParameter(
-            f"An alignment needs {FEWEST} prompts or more, to learn from, to choose by and to judge by, but has "
-            f"{len(texts)}."
-        )
     check_asked(target, draft, plan, texts)
     check_kept(plan)
     say("Loading the models.")

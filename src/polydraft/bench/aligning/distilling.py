@@ -68,7 +68,8 @@ class Distilling:
     def new(self, form: DraftForm, loss: str) -> NewHead:
         """Return a draft that has learnt nothing yet; the same every time."""
         heat = max(self.held_out.rows) or 1.0
-        texts = torch.stack([Shards(self.text.learnt)[place]["ids"] for place in range(min(TEXTS, self.rows))])
+        learnt = Shards(self.text.learnt)
+        texts = torch.stack([learnt[place]["ids"] for place in range(min(TEXTS, len(learnt)))])
         target, ends, reference = self.target, TargetEnds.of(self.target.model), self.reference(form)
         tokens = None
         if form.cuts:
@@ -82,11 +83,6 @@ class Distilling:
     def reference(self, form: DraftForm) -> Path:
         """Return where the weights are that AdaSPEC's filter compares those of a form with."""
         return self.work.path / f"reference-{form.word.replace(':', '-')}.safetensors"
-
-    @property
-    def rows(self) -> int:
-        """How many texts there are to learn from."""
-        return len(Shards(self.text.learnt))
 
     def learnt(self, draft: NewHead) -> Shards:
         """Return the texts to learn from, with what a draft asks for."""
