@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +223,16 @@ def test_an_object_store_that_is_too_small_is_said(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ClusterError, match="Ray cannot start a cluster of this machine: free memory and /dev/shm"):
         with joined("local"):
             pass
+
+
+def test_a_proxy_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(**_: Any) -> None:
+        raise RuntimeError("Failed to bind to 10.0.0.1:80. It is taken.")
+
+    server = RayServer(ray, Settings(ray=True, device="cpu"))
+    monkeypatch.setattr(server, "_serve", SimpleNamespace(start=taken))
+    with pytest.raises(ClusterError, match=r"Ray cannot serve the model: Failed to bind to 10\.0\.0\.1:80"):
+        server.start()
 
 
 def test_a_part_of_ray_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,12 @@ class RayServer:
             ClusterError: Ray cannot start them, or one cannot load the model.
         """
         told = self.settings
-        self._serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": told.host, "port": told.port},
-            logging_config={"log_level": "WARNING", "enable_access_log": False},
-        )
+        with _as_sentences():
+            self._serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": told.host, "port": told.port},
+                logging_config={"log_level": "WARNING", "enable_access_log": False},
+            )
         front = self._serve.deployment(
             ray_actor_options={"num_cpus": 0, "resources": ON_HEAD},
             max_ongoing_requests=told.max_connections,
