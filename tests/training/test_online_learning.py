@@ -236,6 +236,7 @@ def test_a_disk_that_is_full_leaves_the_last_version(tmp_path: Path, monkeypatch
             found = one.look()
         assert found.outcome == UNWRITTEN and "No space left" in found.reason
         assert not one.folder.versions() and not [*tmp_path.rglob(".part-*")]
+        assert one.folder.in_use().look == 1, "the look counts if its number can be written"
     resource = pytest.importorskip("resource", reason="no limits here")
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
@@ -245,6 +246,7 @@ def test_a_disk_that_is_full_leaves_the_last_version(tmp_path: Path, monkeypatch
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
     assert found.outcome == UNWRITTEN and "File too large" in found.reason
     assert not one.folder.versions() and not [*tmp_path.rglob(".part-*")]
+    assert one.folder.in_use().look == found.number == 2
     assert one.look().outcome == SWAPPED
 
 

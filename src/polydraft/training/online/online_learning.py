@@ -189,7 +189,10 @@ class OnlineLearner:
                 return self.forget()
             if isinstance(error, CheckpointError):
                 raise
-            return Look(own.look, UNWRITTEN, self._name(self.used), reason=str(error))
+            kept = self._name(self.used)
+            with suppress(OSError):  # that it came to this follows from the texts: the look counts
+                self.folder.use(kept, number, self.mark)
+            return Look(number, UNWRITTEN, kept, reason=str(error))
 
     def forget(self) -> Look:
         """Drop all lessons, and begin again with the weights that nothing was learnt for."""
