@@ -85,6 +85,26 @@ def test_a_pinned_version_and_a_seed_give_the_same_text_after_swaps_and_a_restar
         assert ask(found, speculative={"enabled": False})["polydraft"].get("version") is None
 
 
+def test_a_version_is_told_however_many_others_were_asked_for(tmp_path: Path) -> None:
+    """Also of those that were refused, for which weights are loaded and no method is made."""
+    with learning_client(tmp_path) as found:
+        names = [add_version(tmp_path, number, number) for number in (1, 2, 3)]
+        first = told(ask(found, **SAMPLED, speculative={"version": names[0]}))
+        for name in names[1:]:
+            assert error(found, prompt="a" * 99, max_tokens=10**5, speculative={"version": name})[0] == 400
+        assert told(ask(found, **SAMPLED, speculative={"version": names[0]})) == first
+
+
+@pytest.mark.parametrize("drafts", [{"drafter": "ngram"}, {"enabled": False}, {"max_draft_tokens": 0}])
+def test_a_version_where_no_learnt_weights_draft_is_refused(drafts: dict[str, Any], tmp_path: Path) -> None:
+    with learning_client(tmp_path) as found:
+        _, version = told(ask(found))
+        assert "version" not in ask(found, speculative=drafts)["polydraft"]
+        status, said = error(found, prompt=PROMPT, speculative={**drafts, "version": version})
+        assert (status, said["param"]) == (400, "speculative.version")
+        assert said["message"] == f"version is {version!r}, but no learnt weights draft this text; leave version out."
+
+
 def test_what_is_damaged_is_not_served(tmp_path: Path) -> None:
     older = add_version(tmp_path, 1, 1)
     newer = add_version(tmp_path, 2, 2)

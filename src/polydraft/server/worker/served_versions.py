@@ -84,6 +84,7 @@ class ServedVersions:
         if name == self._shipped.name:
             return self._shipped
         if name in self._models:
+            self._models.move_to_end(name)  # the one in use stays, whatever requests name
             return self._known[name]
         try:
             self._known[name] = version = self._folder.version(name)

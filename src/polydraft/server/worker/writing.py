@@ -8,7 +8,7 @@ from typing import Any
 from polydraft.drafters import drafters_in, owned_models
 from polydraft.engine import Method, Observer, Request, RunningBatch, RunningStep, Statistics
 from polydraft.engine.choices import Choices, chosen_method
-from polydraft.errors import PolydraftError, RankLost
+from polydraft.errors import InvalidParameter, PolydraftError, RankLost
 from polydraft.models import check_memory
 from polydraft.planning import PLANNERS
 from polydraft.probs import SamplingParams
@@ -117,10 +117,9 @@ class Writing:
         for one in texts[:: ask.n] if ask.max_tokens != 0 else ():
             request, own = self._request(one)  # whatever is wrong with it is known before it waits
             self._forget_own(own)
-            verifier = (request.method or self._batch.method).verifier
-            told |= {"verifier": verifier.name, "lossless": verifier.lossless}
-            if one.draft is not None and one.draft in drafters_in((request.method or self._batch.method).drafter):
-                told["version"] = one.ask.speculation.version
+            method = request.method or self._batch.method
+            told |= {"verifier": method.verifier.name, "lossless": method.verifier.lossless}
+            told |= _version_of(method, one, named=ask.speculation.version is not None)
         if ask.token_ids:
             told["prompt_ids"] = [list(one.tokens) for one in texts[:: ask.n]]
         if ask.reads_prompts:
@@ -321,6 +320,19 @@ class Writing:
 
     def _say(self, kind: str, wanted: TextRequest, said: dict[str, Any]) -> None:
         self.say(Event(kind, wanted.ask.name, {"number": wanted.number, **said}))
+
+
+def _version_of(method: Method, wanted: TextRequest, *, named: bool) -> dict[str, Any]:
+    """Return what is told of the learnt weights that draft; nothing where none do, which is refused if one is named."""
+    version = wanted.ask.speculation.version
+    if wanted.draft is None:
+        return {}
+    if version in [getattr(one, "version", None) for one in drafters_in(method.drafter)]:
+        return {"version": version}
+    with about(f"{DRAFTING}.version"):
+        if named:
+            raise InvalidParameter(f"version is {version!r}, but no learnt weights draft this text; leave version out.")
+    return {}
 
 
 def refusal(name: str, error: PolydraftError) -> Event:
