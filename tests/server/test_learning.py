@@ -20,8 +20,12 @@ from polydraft.models.checkpoints.weight_versions import VersionFolder, weights_
 from polydraft.options.commands.serve_options import folder_of_versions
 from polydraft.server import Settings
 from polydraft.server.front import learners
+from polydraft.server.front.learners import LearnerPlace
+from polydraft.server.front.metrics import Metrics
 from polydraft.server.worker import learning
+from polydraft.server.worker.asks import Stop
 from polydraft.server.worker.teaching import Teaching
+from polydraft.training.online.lesson_buffer import LessonBuffer
 
 SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
 
@@ -141,6 +145,10 @@ def test_finished_texts_are_told_and_those_that_opt_out_are_not(tmp_path: Path) 
         assert metric(found, "learn_texts_total") == 3 and metric(found, "learn_bytes") > 0
         assert "learner" in [one.name for one in threading.enumerate()]
         assert metric(found, "learn_version") == metric(found, "learn_look") == 0
+        VersionFolder(tmp_path).forget()
+        until(lambda: not metric(found, "learn_bytes"), 60)
+        post(mine)
+        until(lambda: metric(found, "learn_bytes") > 0, 60)  # what is asked for behind it is learnt from again
 
 
 def test_a_canary_is_in_no_file_log_or_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,10 +255,83 @@ def test_options_that_do_not_go_together_are_refused(settings: dict[str, Any], s
         Settings(**{"learn": str(tmp_path), **settings})
 
 
+def test_whether_texts_are_written_is_told_until_it_is_heard(tmp_path: Path) -> None:
+    """A learner that does not know it takes all of the time."""
+    place = LearnerPlace(Settings(learn=str(tmp_path)), Metrics("m", learns=True), lambda: None)
+    place._begun.acquire()
+    for _ in range(learners.MOST_TOLD):
+        place.hear({})
+    place.note(busy=True)
+    for _ in range(learners.MOST_TOLD):
+        assert place._told.get_nowait() == {}
+    place.note(busy=True)
+    place.note(busy=True)
+    assert place._told.get_nowait() is True and place._told.empty()
+
+
 def test_a_file_is_no_folder_to_learn_into(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidParameter, match="is a file, not a folder"):
         folder_of_versions(str(tmp_path / "file"))
+
+
+class Scripted:
+    """A pipe that brings what was put into it, then the end; it tells how long it was listened to at most."""
+
+    def __init__(self, *told: Any) -> None:
+        self.told, self.waits, self.said = [*told], list[float](), list[Any]()
+
+    def poll(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return self.told[0] is not None or bool(self.told.pop(0))
+
+    def recv(self) -> Any:
+        told = self.told.pop(0)
+        return told() if callable(told) else told
+
+    def send(self, event: Any) -> None:
+        self.said.append(event)
+
+
+class Resting:
+    """A learner whose steps take ten seconds each."""
+
+    looks = False
+    learns = True
+
+    def __init__(self, folder: Path, clock: "Stepping") -> None:
+        self.folder, self.buffer, self.clock, self.mark = VersionFolder(folder), LessonBuffer(1 << 20), clock, ""
+        self.done = list[str]()
+
+    def step(self) -> None:
+        self.clock.now += 10.0
+        self.done.append("step")
+
+    def forget(self) -> None:
+        self.mark = self.folder.mark()
+        self.done.append("forget")
+
+    def hear(self, lesson: Any) -> None:
+        self.done.append(f"{lesson.ids}")
+
+
+def test_a_learner_that_rests_and_hears_lessons_forgets_at_once_and_learns_nothing_of_before(tmp_path: Path) -> None:
+    """Behind a step of ten seconds it rests for ninety, while lessons come that were begun before and behind."""
+    clock, folder = Stepping(), VersionFolder(tmp_path)
+    lesson = {"given": 1, "heat": 1.0, "width": 1, "final": b"\0\0\0\0"}
+
+    def forgets() -> Any:
+        folder.forget()
+        return {**lesson, "ids": (1, 2), "mark": ""}
+
+    def new() -> Any:
+        return {**lesson, "ids": (3, 4), "mark": folder.mark()}
+
+    pipe = Scripted(True, None, forgets, {**lesson, "ids": (5, 6), "mark": ""}, new, None, None, Stop())
+    learner = Resting(tmp_path, clock)
+    learning._learn(learner, pipe, clock)  # pyright: ignore[reportArgumentType]
+    assert learner.done == ["step", "(1, 2)", "forget", "(3, 4)"]
+    assert max(pipe.waits) <= 1.0, "it looks whether everything was forgotten while it rests"
 
 
 class Stepping:
@@ -275,24 +356,27 @@ def test_lessons_take_a_fiftieth_of_the_time_while_texts_are_written(monkeypatch
         said.append("lesson")
 
     monkeypatch.setattr(Teaching, "_read", read)
+    clock.now = 3600.0  # in which nothing was written
     for number in range(3):
-        teaching._open[number] = [1, 2], 1, 1.0
+        teaching._open[number] = [1, 2], 1, 1.0, ""
         teaching.gained(number, {"tokens": [3], "finish": ""})
         teaching.gained(number, {"tokens": [4], "finish": "eos"})
         teaching.leaves(number)
-    teaching._open["cancelled"] = [1], 1, 1.0
+    teaching._open["cancelled"] = [1], 1, 1.0, ""
     teaching.leaves("cancelled")
     teaching.teach(idle=False)
-    assert clock.now == 1.0 and teaching.pending
-    teaching.teach(idle=False)
-    assert clock.now == 1.0, "not before its share allows it"
-    clock.now = 51.0
+    assert clock.now == 3601.0 and teaching.pending
+    for now in (3601.0, 3649.0):
+        clock.now = now
+        teaching.teach(idle=False)
+        assert clock.now == now, "not before its share allows it"
+    clock.now = 3650.0
     teaching.teach(idle=False)
     assert said == ["lesson"]
     for _ in range(4):
         teaching.teach(idle=True)
     assert said == ["lesson"] * 3 and not teaching.pending
-    teaching._open[4] = [1, 2], 1, 1.0
+    teaching._open[4] = [1, 2], 1, 1.0, ""
     teaching.stop()
     teaching.gained(4, {"tokens": [3], "finish": "eos"})
     assert not teaching.pending
@@ -306,7 +390,7 @@ def test_a_text_that_cannot_be_read_ends_learning_and_nothing_else(monkeypatch: 
 
     monkeypatch.setattr(Teaching, "_read", read)
     teaching = Teaching(None, list[Any]().append)  # pyright: ignore[reportArgumentType]
-    teaching._open[0] = [1, 2], 1, 1.0
+    teaching._open[0] = [1, 2], 1, 1.0, ""
     teaching.gained(0, {"tokens": [3], "finish": "eos"})
     with pytest.warns(UserWarning, match="nothing more is learnt: out of memory"):
         teaching.teach(idle=True)

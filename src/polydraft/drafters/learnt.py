@@ -19,10 +19,12 @@ class LearntDrafter(ModelDrafter):
     Args:
         version: its name, as answers tell it.
         key: tells it from all other versions; nothing for weights that nothing was learnt for.
+        mark: of the last time that everything was forgotten; what is learnt from a text is forgotten with it.
     """
 
     version: str = ""
     key: bytes = b""
+    mark: str = ""
     sound = True
 
     def outside(self, row: int) -> bytes:

@@ -38,14 +38,13 @@ class LearnerPlace:
     def __init__(self, settings: Settings, metrics: Metrics, over: Callable[[], None]) -> None:
         self._settings, self._metrics, self._over = settings, metrics, over
         self._told: queue.Queue[Any] = queue.Queue(MOST_TOLD)
-        self._begun, self._ended, self._busy = False, threading.Event(), False
+        self._begun, self._ended, self._busy = threading.Lock(), threading.Event(), False
         self._process: Any = None
         self.off, self.pid = False, None
 
     def start(self) -> None:
-        """Start it, unless it was."""
-        if not self._begun:
-            self._begun = True
+        """Start it, unless it was: several workers may be ready at once, and what begins it is held for ever."""
+        if self._begun.acquire(blocking=False):
             threading.Thread(target=self._run, name="learner", daemon=True).start()
 
     def hear(self, lesson: Mapping[str, Any]) -> None:
@@ -56,17 +55,15 @@ class LearnerPlace:
 
     def note(self, *, busy: bool) -> None:
         """Take note whether texts are written."""
-        if busy is not self._busy and self._begun and not self.off:
-            self._busy = busy
+        if busy is not self._busy and self._begun.locked() and not self.off:
             with contextlib.suppress(queue.Full):
                 self._told.put_nowait(busy)
+                self._busy = busy  # else it is told the next time
 
     def end(self, seconds: float) -> None:
         """Let it stop; by force after so many seconds."""
         self._ended.set()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._told.get_nowait()
+        self._clear()
         self._told.put(Stop())
         process = self._process
         if process is not None:
@@ -75,11 +72,18 @@ class LearnerPlace:
                 process.kill()
                 process.join()
 
+    def _clear(self) -> None:
+        """Drop what nobody is to be told any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._told.get_nowait()
+
     def _run(self) -> None:
         why = ""
         for number in range(1 + RESTARTS):
             if number:
                 self._metrics.add("learn_restarts")
+            self._busy = False  # as far as a new one knows
             ours, theirs = Pipe()
             self._start(theirs)
             why = self._listen(ours)
@@ -94,6 +98,7 @@ class LearnerPlace:
             said = f"the learner ended {1 + RESTARTS} times, the last time for this reason, and is off: {why}"
             log("warning", level=logging.WARNING, message=said)
         self.off = True
+        self._clear()
         self._over()
 
     def _start(self, pipe: Connection) -> None:

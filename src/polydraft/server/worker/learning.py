@@ -26,7 +26,7 @@ NICE = 19
 REST = 9.0
 """While texts are written it rests so many times as long as it works: a tenth of the time is its own."""
 LOOKS_UP = 1.0
-"""After so many seconds it looks whether everything was forgotten."""
+"""After so many seconds at most it looks whether everything was forgotten, but for the time of a step or a look."""
 TOLD = 1.0
 """Seconds between two events at least, but for those of looks."""
 Say = Callable[[Event], None]
@@ -90,21 +90,22 @@ def _learn(learner: Any, pipe: Connection, clock: Callable[[], float] = time.per
     busy, until, counts, told = False, 0.0, dict[str, float](), clock()
     _say(pipe, learner, counts)
     while True:
+        if learner.folder.mark() != learner.mark:
+            learner.forget()
+            _say(pipe, learner, counts)
         learns = learner.learns
-        if pipe.poll(max(0.0, until - clock()) if learns else LOOKS_UP):
+        rest = max(0.0, until - clock()) if learns else LOOKS_UP
+        if pipe.poll(min(rest, LOOKS_UP)):
             given = pipe.recv()
             if isinstance(given, Stop):
                 return
             if isinstance(given, bool):
                 busy, until = given, until if given else 0.0
-            else:
+            elif given["mark"] == learner.mark:  # not what was begun before everything was forgotten
                 learner.hear(lesson_of(given))
                 _add(counts, "learn_texts")
             continue
-        if learner.folder.mark() != learner.mark:
-            learner.forget()
-            _say(pipe, learner, counts)
-        if not learns:
+        if not learns or clock() < until:
             if counts:
                 _say(pipe, learner, counts)
             continue
@@ -143,6 +144,7 @@ def _add(counts: dict[str, float], name: str, value: float = 1) -> None:
 
 def _say(pipe: Connection, learner: Any, counts: dict[str, float]) -> None:
     own = learner.folder.in_use()
-    state = {"learn_version": learner.used.number, "learn_look": own.look, "learn_bytes": learner.buffer.size}
+    number = int(own.version.partition("-")[0] or 0)
+    state = {"learn_version": number, "learn_look": own.look, "learn_bytes": learner.buffer.size}
     pipe.send(Event(LEARNING, said={"counts": dict(counts), "state": state}))
     counts.clear()

@@ -109,7 +109,8 @@ class ServedVersions:
         name = f"{version.name}.{look}"
         if name not in self._drafters:
             base, model = self._draft, self._model(version)
-            self._drafters[name] = LearntDrafter(model, base.shortlist_size, base.params, name, version.key(look))
+            named = (name, version.key(look), self._mark)
+            self._drafters[name] = LearntDrafter(model, base.shortlist_size, base.params, *named)
         self._drafters.move_to_end(name)
         while len(self._drafters) > MOST_NAMED:
             self._drafters.popitem(last=False)

@@ -31,11 +31,15 @@ SHARE = 0.02
 
 @dataclass(frozen=True)
 class FinishedText:
-    """A text that was written to its end: the tokens with the prompt's, how many these are, and its temperature."""
+    """A text that was written to its end: the tokens with the prompt's, how many these are, and its temperature.
+
+    `mark` is that of the last time that everything was forgotten, when the text was asked for.
+    """
 
     ids: tuple[int, ...]
     given: int
     heat: float
+    mark: str
 
 
 def may_teach(wanted: TextRequest, request: Request) -> bool:
@@ -62,10 +66,10 @@ class Teaching:
         self, served: LoadedModels, say: Callable[[Event], None], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._served, self._say, self._clock = served, say, clock
-        self._open: dict[Hashable, tuple[list[int], int, float]] = {}
+        self._open: dict[Hashable, tuple[list[int], int, float, str]] = {}
         self._waiting = deque[FinishedText](maxlen=MOST_WAITING)
         self._reading: Iterator[None] | None = None
-        self._since, self._spent = clock(), 0.0
+        self._rests_until = 0.0
         self.on = True
 
     @property
@@ -76,15 +80,16 @@ class Teaching:
     def begins(self, wanted: TextRequest, request: Request) -> None:
         """Take note of a text that is begun."""
         if self.on and may_teach(wanted, request):
-            self._open[wanted.name] = [*wanted.tokens], len(wanted.tokens), request.law.params.temperature
+            mark = getattr(wanted.draft, "mark", "")
+            self._open[wanted.name] = [*wanted.tokens], len(wanted.tokens), request.law.params.temperature, mark
 
     def gained(self, name: Hashable, told: Mapping[str, Any]) -> None:
         """Take note of what a step brought a text."""
         if name in self._open:
-            ids, given, heat = self._open[name]
+            ids, given, heat, mark = self._open[name]
             ids += told["tokens"]
             if told["finish"] and len(ids) > given and self.on:
-                self._waiting.append(FinishedText(tuple(ids[:MOST_TOKENS]), given, heat))
+                self._waiting.append(FinishedText(tuple(ids[:MOST_TOKENS]), given, heat, mark))
 
     def leaves(self, name: Hashable) -> None:
         """Forget a text that is over; what did not come to its end is not learnt from."""
@@ -99,7 +104,7 @@ class Teaching:
     def teach(self, *, idle: bool) -> None:
         """Read a chunk of a finished text, if there is time; when all is read, say the lesson."""
         now = self._clock()
-        if not self.pending or (not idle and self._spent > SHARE * (now - self._since)):
+        if not self.pending or (not idle and now < self._rests_until):
             return
         self._reading = self._reading or self._read(self._waiting.popleft())
         try:
@@ -110,7 +115,8 @@ class Teaching:
             return
         if over:
             self._reading = None
-        self._spent += 0.0 if idle else self._clock() - now
+        if not idle:  # however long nothing was written before
+            self._rests_until = now + (self._clock() - now) / SHARE
 
     @torch.inference_mode()
     def _states(self, ids: torch.Tensor, past: Any, *, keeps: bool) -> tuple[torch.Tensor, Any]:
@@ -133,5 +139,5 @@ class Teaching:
             states, past = self._states(ids[:, first : first + size], past, keeps=more)
             found.append(states)
         final = torch.cat(found)
-        said = {"ids": text.ids, "given": text.given, "heat": text.heat, "width": final.shape[-1]}
-        self._say(Event(LESSON, said={**said, "final": final.view(torch.int16).numpy().tobytes()}))
+        numbers = final.view(torch.int16).numpy().tobytes()
+        self._say(Event(LESSON, said={**vars(text), "final": numbers, "width": final.shape[-1]}))
