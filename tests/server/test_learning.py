@@ -21,9 +21,10 @@ from polydraft.options.commands.serve_options import folder_of_versions
 from polydraft.server import Settings
 from polydraft.server.front import learners
 from polydraft.server.front.learners import LearnerPlace
-from polydraft.server.front.metrics import Metrics
+from polydraft.server.front.metrics import Metrics, Timing
+from polydraft.server.front.tickets import Attempt, Ticket
 from polydraft.server.worker import learning
-from polydraft.server.worker.asks import Stop
+from polydraft.server.worker.asks import Ask, Event, Speculation, Stop
 from polydraft.server.worker.teaching import Teaching
 from polydraft.training.online.lesson_buffer import LessonBuffer
 
@@ -107,6 +108,25 @@ def test_a_version_where_no_learnt_weights_draft_is_refused(drafts: dict[str, An
         status, said = error(found, prompt=PROMPT, speculative={**drafts, "version": version})
         assert (status, said["param"]) == (400, "speculative.version")
         assert said["message"] == f"version is {version!r}, but no learnt weights draft this text; leave version out."
+
+
+def test_a_text_whose_worker_and_version_are_gone_goes_on_from_what_was_told() -> None:
+    """By the law, with the version in use; a request that names a version that there is not is refused."""
+    ask = Ask("a", ("x",), seed=5, speculation=Speculation(version="3-0000000a.7"))
+    first = Attempt(ask, Ticket(ask, Timing(Metrics("m")), 0.0))
+    ticket, refused = first.ticket, {"message": "", "param": "speculative.version", "code": "unknown_version"}
+    assert ticket.news(first, Event("refused", "a", refused)) == Event("refused", "a", refused)
+    ticket.news(first, Event("begun", "a", {"seeds": [5], "version": "3-0000000a.7"}))
+    ticket.news(first, Event("joined", "a", {"number": 0, "prompt": 1}))
+    ticket.news(first, Event("gained", "a", {"number": 0, "tokens": [7, 8], "finish": ""}))
+    (again,) = first.restarts()
+    assert isinstance(again.ask, Ask) and again.ask.speculation.version and not again.ask.told
+    onward = ticket.news(again, Event("refused", again.ask.name, refused))
+    assert isinstance(onward, Attempt) and isinstance(onward.ask, Ask) and onward.number == 0
+    assert onward.ask.told == (7, 8) and onward.ask.seed != 5 and onward.ask.speculation.version is None
+    begun = Event("gained", onward.ask.name, {"number": 0, "tokens": [9], "finish": "eos"})
+    told = ticket.news(onward, begun)
+    assert isinstance(told, Event) and told.said["resumed"] == {"index": 0, "tokens": 2, "seed": onward.ask.seed}
 
 
 def test_what_is_damaged_is_not_served(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from polydraft.server.front.logs import log
 from polydraft.server.front.metrics import Timing
 from polydraft.server.wire.error_answers import STATUSES, Refused, ours
 from polydraft.server.worker import Ask, Event, Spell
-from polydraft.server.worker.asks import SEEDS
+from polydraft.server.worker.asks import CODES, SEEDS, UnknownVersion
 
 SOON = 2
 """After so many seconds a client may ask again whether the model is there."""
@@ -159,6 +159,10 @@ class Ticket:
             if "version" in said:  # what is asked for again is drafted by the same weights, so that it is the same
                 self.ask = replace(self.ask, speculation=replace(self.ask.speculation, version=said["version"]))
             self.texts = [ToldText(self.ask.of_text(number)) for number in range(len(said["seeds"]))]
+        elif kind == "refused" and attempt.number is not None and said["code"] == CODES[UnknownVersion]:
+            text = self.texts[attempt.number]  # it is asked for again, and its version was dropped meanwhile
+            text.ask = replace(text.ask, speculation=replace(text.ask.speculation, version=None))
+            return self._going_on(text, attempt.number)
         elif kind in ("joined", "gained"):
             if attempt.number is not None:
                 event = Event(kind, self.ask.name, {**said, "number": attempt.number})
@@ -174,10 +178,14 @@ class Ticket:
             return None if known else event
         new = text.hear(event.said)
         if new is None:
-            ask = text.go_on(number, secrets.randbelow(SEEDS))
-            return Attempt(replace(ask, name=self.fresh_name()), self, number)
+            return self._going_on(text, number)
         if not new:
             return None
         attempt.left -= text.over
         resumed, text.resumed = text.resumed, None
         return event if resumed is None else replace(event, said={**event.said, "resumed": resumed})
+
+    def _going_on(self, text: ToldText, number: int) -> Attempt:
+        """Return a try that goes on from what was told, with a fresh seed."""
+        ask = text.go_on(number, secrets.randbelow(SEEDS))
+        return Attempt(replace(ask, name=self.fresh_name()), self, number)
