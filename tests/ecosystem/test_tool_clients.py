@@ -164,13 +164,34 @@ def test_pydantic_ai(server: Server) -> None:
     assert said == ANSWER and unit in Unit
 
 
-def test_llm(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip("llm", reason="make test-ecosystem installs it")
+@pytest.fixture
+def llm_folder(server: Server, tmp_path: Path) -> Path:
+    """The folder in which `llm` finds the server."""
     line = {"model_id": "served", "model_name": server.name, "api_base": server.base, "supports_tools": True}
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([line]))  # JSON is YAML
+    return tmp_path
+
+
+def test_llm(llm_folder: Path) -> None:
+    pytest.importorskip("llm", reason="make test-ecosystem installs it")
     function = 'def get_weather(city: str) -> str:\n    "Tell how warm it is."\n    return "20"\n'
     command = ["llm", "-m", "served", "-o", "temperature", "0", "--functions", function, QUESTION]
-    places = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LLM_USER_PATH": str(tmp_path)}
+    places = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LLM_USER_PATH": str(llm_folder)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **places})
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == ANSWER
+
+
+def test_llm_in_python(llm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamed, as it is unless told otherwise: the call in pieces, then the answer."""
+    llm = pytest.importorskip("llm", reason="make test-ecosystem installs it")
+    monkeypatch.setenv("LLM_USER_PATH", str(llm_folder))
+    called: list[tuple[str, Any, str]] = []
+
+    def note(_: Any, call: Any, result: Any) -> None:
+        called.append((call.name, call.arguments, result.output))
+
+    options = {"temperature": 0}
+    pieces = [*llm.get_model("served").chain(QUESTION, tools=[get_weather], after_call=note, options=options)]
+    assert called == [("get_weather", {"city": "Lima"}, "20")]
+    assert "".join(pieces) == ANSWER and len(pieces) > 1

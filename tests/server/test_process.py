@@ -277,6 +277,26 @@ def test_a_server_that_is_told_to_stop_ends_what_it_has_begun() -> None:
         assert '"finish_reason":"length"' in rest and process.wait(15) == 0
 
 
+MAKES_PROCESSES = """
+import atexit, os, socket, sys
+from multiprocessing.forkserver import main
+
+atexit.register(print, "freed", flush=True)
+listener, (alive, held) = socket.socket(socket.AF_UNIX), os.pipe()
+os.close(held)  # the server and all its workers have ended
+main(listener.detach(), alive, sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="there is no such process")
+def test_the_process_that_makes_workers_ends_at_once() -> None:
+    """It frees nothing of what it has imported for them, which takes seconds: `atexit` comes before that."""
+    for imported, said in (([], "freed\n"), ([workers.work.__module__], "")):
+        command = [sys.executable, "-c", MAKES_PROCESSES, *imported]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        assert (ended.stdout, ended.stderr) == (said, "")
+
+
 @pytest.mark.slow
 def test_too_many_connections_and_strange_names_are_refused() -> None:
     with running("--max-connections", "2") as (_, address), ExitStack() as stack:

@@ -1,10 +1,13 @@
 """Where a worker runs: in a process of its own, where an error in its depths ends no server, or on a thread."""
 
+import atexit
 import contextlib
 import logging
 import multiprocessing
+import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -141,6 +144,12 @@ def process_context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__])
     return context
+
+
+if getattr(getattr(sys.modules["__main__"], "main", None), "__module__", "") == "multiprocessing.forkserver":
+    # This process makes the others and does nothing else. When the server and its workers have ended it ends, too, and
+    # to free all that it has imported would take it seconds.
+    atexit.register(os._exit, 0)
 
 
 def run(settings: Settings, pipe: Connection) -> None:
