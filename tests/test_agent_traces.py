@@ -86,7 +86,7 @@ class Spoken:
         """Return how many passes of the target it takes to write a turn and its end."""
         ids = torch.tensor([turn.before])
         grammar = {"grammar": turn.grammar, "tokenizer": self.tokenizer} if held else {}
-        found = polydraft.generate(
+        found: Any = polydraft.generate(
             self.target,
             ids,
             drafter=drafter,
