@@ -176,6 +176,29 @@ def test_overlaps_are_those_of_the_full_pass_and_of_few_keys(monkeypatch: pytest
     assert found[0] < 0.9995
 
 
+def test_the_tables_of_trees_are_those_of_their_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What changed without the page is found; no rule keeps more than the bound on exact rules beyond its error."""
+    module, page = script("docs/theory/optimum/measure.py"), (DOCS / "theory" / "optimum" / "trees.md").read_text()
+    assert module.with_tables(page) == page
+    lines = [one for one in module.record() if "bound" in one]
+    assert {one["drafts"] for one in lines} <= {*module.SUBJECTS} and len(lines) == len(module.done())
+    assert all(max(one["kept"].values()) < one["bound"] + 3 * one["bound error"] for one in lines)
+    (tmp_path / "record.jsonl").write_text(module.RECORD.read_text().replace('"valued": 1', '"valued": 2'))
+    monkeypatch.setattr(module, "RECORD", tmp_path / "record.jsonl")
+    assert module.with_tables(page) != page
+
+
+def test_trees_within_widened_ones_have_the_shape_and_rows_at_leaves() -> None:
+    module = script("docs/theory/optimum/measure.py")
+    shapes = [module.shape_of(word) for word in (*module.SHAPES, *module.CHAINS)]
+    for shape in shapes:
+        wide, kept = module.widened(shape)
+        place = {node: number for number, node in enumerate(kept)}
+        assert tuple(place.get(wide.parents[node], -1) for node in kept) == shape.parents
+        above_last = [node for node, own in enumerate(kept) if own < wide.levels[-1].start]
+        assert {*wide.parents} >= {kept[node] for node in above_last} and wide.depth == shape.depth
+
+
 def test_times_of_a_busy_machine_are_left_out() -> None:
     module = script("docs/results/make.py")
     assert [module.is_busy({"machine": {"threads": 2}}, load) for load in (None, 9.5, 3.0, 0.1)] == [
