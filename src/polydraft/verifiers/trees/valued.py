@@ -119,7 +119,7 @@ class Valued:
             raise InvalidParameter(
                 f"Curves are measured on trees of one plan, {shape}, but a tree has {draft.planned}."
             )
-        parents, valid = integers(draft.tree.parents), draft.tree.valid.tolist()
+        parents, valid = integers(draft.tree.parents), integers(draft.tree.valid.long())
         for walk, above, there in zip(self._walks(draft, target_probs), parents, valid, strict=True):
             through, below = walk.scale.copy(), np.zeros(len(above))
             for node in range(len(above) - 1, 0, -1):
