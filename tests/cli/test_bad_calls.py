@@ -172,6 +172,7 @@ def short(good: Good, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(proved_rules, "tree_rules", lambda: (BlockVerification(),))
     monkeypatch.setattr(generating, "compiling", interrupted)
     monkeypatch.setattr(batch, "compiling", interrupted)
+    monkeypatch.setattr("polydraft.cli.benchmark.tune_skips.tune_skips", interrupted)
     monkeypatch.setattr("polydraft.cli.train.train_pair", interrupted)
     monkeypatch.setattr("polydraft.training.heads.head_making.write_shards", interrupted)
     monkeypatch.setattr("polydraft.cli.train.load_pair", load_pair)
