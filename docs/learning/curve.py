@@ -1,6 +1,6 @@
 """Show a draft texts of one kind, then of another, then of the first again, and write the table of docs/learning.md.
 
-    python docs/learning/curve.py --run      # about a quarter of an hour on two cores
+    python docs/learning/curve.py --run      # about an hour on one core
     python docs/learning/curve.py            # the table and the figure alone
 
 The embedded target writes behind beginnings of Python code and of English at temperature 1. All drafts begin with one

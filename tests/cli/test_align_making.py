@@ -80,7 +80,7 @@ def test_a_draft_is_tuned_judged_and_loads(here: Path) -> None:
     json.dumps(found.as_dict())
 
 
-@pytest.mark.parametrize("place", ["tried", "distilled", "compare"])
+@pytest.mark.parametrize("place", ["tried", "distilled", pytest.param("compare", marks=pytest.mark.slow)])
 def test_the_same_call_goes_on_behind_an_interruption(here: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

@@ -62,7 +62,7 @@ class ModelReplica:
             self._known.set()
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._heard, event)
-        else:  # nobody has asked for anything yet
+        elif self._first is not None and self._first.kind == "ready":  # nobody has asked for anything yet
             self._gone = event.kind == "gone"
 
     def _unloaded(self, event: Event) -> str:
