@@ -76,4 +76,5 @@ def test_ray_on_one_machine() -> None:
         port = str(free.getsockname()[1])
     command = [sys.executable, str(EXAMPLES / "ray_on_one_machine.py"), "--port", port, "--max-tokens", "24"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
-    assert "polydraft:worker_lost_total" in ended.stdout and "def" in ended.stdout
+    texts, told, _ = ended.stdout.partition("polydraft:worker_lost_total")
+    assert told and len(texts.split()) > 10

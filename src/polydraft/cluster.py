@@ -47,7 +47,7 @@ def joined(address: str | None) -> Iterator[Any]:
         yield ray
         return
     address = named_cluster(address)
-    if address not in (None, "auto", "local"):
+    if address not in (None, "auto"):
         _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of whoever writes texts
     try:
@@ -67,7 +67,8 @@ def joined(address: str | None) -> Iterator[Any]:
 
 def named_cluster(address: str | None) -> str | None:
     """Return the address of the cluster that is meant; None where one of this machine alone is to be started."""
-    return address or os.environ.get(ADDRESS) or None
+    told = address or os.environ.get(ADDRESS)
+    return None if told in (None, "", "local") else told
 
 
 def _check_reachable(address: str) -> None:

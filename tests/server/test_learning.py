@@ -335,6 +335,7 @@ class Resting:
         self.done.append(f"{lesson.ids}")
 
 
+@pytest.mark.wrong_types
 def test_a_learner_that_rests_and_hears_lessons_forgets_at_once_and_learns_nothing_of_before(tmp_path: Path) -> None:
     """Behind a step of ten seconds it rests for ninety, while lessons come that were begun before and behind."""
     clock, folder = Stepping(), VersionFolder(tmp_path)

@@ -91,6 +91,7 @@ def begun(handle: Handle, place: Place, name: str) -> Response:
     return handle.responses[name][-1]
 
 
+@pytest.mark.wrong_types
 def test_places_get_the_copies_that_there_are_each_one_of_its_own() -> None:
     handle, board, pool = pool_of("a", "b")
     places = [Place(pool) for _ in range(3)]
@@ -106,6 +107,7 @@ def test_places_get_the_copies_that_there_are_each_one_of_its_own() -> None:
     until(lambda: places[0].kinds == ["ready", "begun", "gained"], 5)
 
 
+@pytest.mark.wrong_types
 def test_a_copy_that_is_about_to_end_ends_what_it_has() -> None:
     handle, board, pool = pool_of("a")
     place = Place(pool)
@@ -119,6 +121,7 @@ def test_a_copy_that_is_about_to_end_ends_what_it_has() -> None:
     assert place.said[-1].said == {"lost": False} and not response.cancelled.is_set()
 
 
+@pytest.mark.wrong_types
 def test_a_copy_that_is_about_to_end_is_gone_when_its_last_request_is_cancelled() -> None:
     """Else its place would never get another copy."""
     handle, board, pool = pool_of("a")
@@ -134,6 +137,7 @@ def test_a_copy_that_is_about_to_end_is_gone_when_its_last_request_is_cancelled(
     until(lambda: again.worker.place == "b", 5)
 
 
+@pytest.mark.wrong_types
 def test_a_copy_that_takes_nothing_more_is_no_loss_and_one_that_fails_is() -> None:
     """A loss counts against the requests that were there."""
     for error, kinds, lost in ((LookupError("a"), ["closing", "gone"], False), (OSError(), ["gone"], True)):
