@@ -61,7 +61,7 @@ SUBJECTS = {
 LISTED = 256
 PRICES = FAMILIES[1::3]
 """A third of the families of prices of `polydraft limits`, the damping in the middle: they take most of the time."""
-CHAINS = tuple(";".join("1" * length) for length in (3, 4, 5, 6, 8, 12))
+CHAINS = tuple(";".join("1" * length) for length in (3, 4, 5, 6, 8, 12, 15))
 SHAPES = (
     "2;1,1",
     "2;1,0",
@@ -74,6 +74,7 @@ SHAPES = (
     "2;1;1;1;1",
     "3;2,1,0;1,0,0;1",
     "3;2,1,1;2,1,0,0;1,0,0;1",
+    "3;2,2,2;1,1,1,1,1,1",
 )
 BLOCK, DOWN, UP, TRAVERSAL, OURS = "block", "optimal, down", "optimal, up", "traversal", "valued"
 RECURSIVE, UNIVER = "recursive", "UniVer"
