@@ -110,7 +110,7 @@ class Bench:
 
     def __init__(self, work: Path, tokens: int, steps: int) -> None:
         self.work, self.tokens, self.steps = work / f"{steps}-{tokens}", tokens, steps
-        work.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         self.pair = load_pair()
         self.target = HuggingFaceModel(self.pair.target)
         self.ends = TargetEnds.of(self.pair.target)

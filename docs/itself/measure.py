@@ -122,7 +122,7 @@ def cells(texts: Sequence[Line], arm: str) -> list[str]:
     if arm == PLAIN:
         return [rate, "1", "1"]
     found = speed_ups(texts, arm)
-    per_call = sum(one["tokens"] for one in own) / sum(one["calls"] * one["batch"] for one in own)
+    per_call = sum(one["tokens"] for one in own) / sum(one["calls"] for one in own)
     low, high = interval(found)
     return [rate, f"{median(found):.2f}x ({low:.2f} to {high:.2f})", f"{per_call:.2f}"]
 

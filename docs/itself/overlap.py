@@ -151,9 +151,9 @@ def pieces_of(pair: Any, texts: Sequence[str], known: int) -> Iterator[Tensor]:
 
 
 @torch.inference_mode()
-def measure(name: str, prompts: Sequence[Path]) -> None:
+def measure(name: str, pair: Any, prompts: Sequence[Path]) -> None:
     """Append what is not yet in the record, view by view."""
-    pair, known = polydraft.load(name), KNOWN[name]
+    known = KNOWN[name]
     target = HuggingFaceModel(pair.target)
     texts = [one.read_text(encoding="utf-8") for one in prompts]
     there = {one["view"] for one in record() if one["target"] == name}
@@ -238,6 +238,6 @@ if __name__ == "__main__":
     parser.add_argument("--prompts", nargs="*", type=Path, default=[])
     options = parser.parse_args()
     if options.target:
-        measure(options.target, options.prompts)
+        measure(options.target, polydraft.load(options.target), options.prompts)
     if MARKS[0] in PAGE.read_text():
         PAGE.write_text(with_tables(PAGE.read_text()))

@@ -119,3 +119,11 @@ def test_rows_that_were_taken_in_inference_mode_are_packed_too() -> None:
         found = rows(given)
     assert isinstance(rows, PackedLinear)
     torch.testing.assert_close(found, given @ table.mT, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_made_in_inference_mode_is_left_as_it_is():
+    """Its weights keep no count of their changes, so packed copies could go stale."""
+    with torch.inference_mode():
+        model = nn.Sequential(plain())
+        assert pack_linear_layers(model) is model
+        assert type(model[0]) is nn.Linear

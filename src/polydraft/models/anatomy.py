@@ -307,7 +307,8 @@ def fits_packed(model: nn.Module) -> bool:
     """Tell whether the model's linear layers can be packed, and twice the memory is affordable."""
     weights = [one.weight for one in model.modules() if isinstance(one, nn.Linear)]
     fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MOST_BYTES
-    return fits and all(map(can_pack, weights))
+    counted = not any(weight.is_inference() for weight in weights)  # others keep no count of their changes
+    return fits and counted and all(map(can_pack, weights))
 
 
 def can_pack(weight: Tensor) -> bool:
