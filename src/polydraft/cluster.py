@@ -1,18 +1,22 @@
-"""A Ray cluster: how it is joined, and whether its nodes can do the work."""
+"""A Ray cluster: how it is joined, whether its nodes can do the work, and copies that share it."""
 
 import logging
 import os
+import pickle
 import re
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polydraft import __version__
-from polydraft.errors import ClusterError, InvalidParameter, MissingExtra
+from polydraft.catalogue import drafter_line
+from polydraft.errors import ClusterError, InvalidParameter, MissingExtra, PolydraftError
 from polydraft.extras import RAY
 
 PATIENCE = 5.0
@@ -24,6 +28,7 @@ ADDRESS = "RAY_ADDRESS"
 STORES = ("suffix", "rest")
 """Words of drafters behind whose colon a folder stands."""
 TOO_SMALL = re.compile(r"(object store|shared|shm|plasma)", re.IGNORECASE)
+Options = TypeVar("Options")
 
 
 @contextmanager
@@ -127,6 +132,18 @@ def at_its_place(name: str | None) -> str | None:
     return f"{before}:{Path(behind).expanduser().absolute()}" if before in STORES and behind else name
 
 
+def placed(options: Options) -> Options:
+    """Return options whose models and drafter are named as processes elsewhere find them."""
+    names = [name for name in ("target", "draft", "drafter") if hasattr(options, name)]
+    return replace(options, **{name: at_its_place(getattr(options, name)) for name in names})  # pyright: ignore
+
+
+def store_of(drafter: str) -> tuple[str | None, bool]:
+    """Return the folder of texts that a drafter reads, None for none, and whether it writes there too."""
+    store = drafter_line(drafter).arguments_in(drafter).get("store")
+    return store, store is not None and drafter.startswith("suffix")
+
+
 def report(paths: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the version of polydraft here, and those of the paths that are not here."""
     return __version__, tuple(path for path in paths if not Path(path).expanduser().exists())
@@ -216,3 +233,81 @@ def _without_package(name: str, error: Exception) -> ClusterError:
         return ClusterError(f"{name} cannot be asked what it has: {first_sentence(error)}.")
     package = missing[1].split(".")[0]
     return ClusterError(f"{name} has no {package}: install the same polydraft with its extra `ray` on every node.")
+
+
+class ModelCopy:
+    """What an actor of Ray Data holds: something made of models, and what it makes of items.
+
+    Models that cannot be loaded are no error here, which Ray would answer with another try, and another: whatever is
+    made says why.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[Sequence[Any]], Any]], arguments: Sequence[Any]) -> None:
+        self._make, self._failure = None, ""
+        try:
+            self._make = make(*arguments)
+        except PolydraftError as error:
+            self._failure = str(error)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        """Return what is made of a block of items, or why there is nothing of it."""
+        return {"made": [pickle.dumps(self._made([pickle.loads(one) for one in batch["item"]]))]}
+
+    def _made(self, items: Sequence[Any]) -> tuple[Any, str]:
+        if self._make is None:
+            return None, self._failure
+        try:
+            return self._make(items), ""
+        except PolydraftError as error:
+            return None, str(error)
+
+
+def made_by_copies(
+    make: Callable[..., Callable[[Sequence[Any]], Any]],
+    arguments: Sequence[Any],
+    items: Sequence[Any],
+    *,
+    size: int = 1,
+    copies: tuple[int, int] = (1, 1),
+    cpus: float = 1,
+    gpus: float = 0,
+) -> Iterator[Any]:
+    """Yield what copies make of items, so many at a time, as it comes; what a copy that ends had is made by another.
+
+    Args:
+        make: makes a copy, in a process of its own: a function of several items.
+        arguments: of `make`.
+        items: what is shared out, in this order.
+        size: how many of them a copy gets at once.
+        copies: how many copies there are, at least and at most.
+        cpus: what a copy takes.
+        gpus: the same.
+
+    Raises:
+        ClusterError: the models cannot be loaded, or the work cannot be done.
+        MissingExtra: a part of Ray is not installed.
+    """
+    data = part_of_ray("data")
+    context = data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    blocks = data.from_items(
+        [{"item": pickle.dumps(one)} for one in items], override_num_blocks=max(1, ceil(len(items) / size))
+    )
+    made = blocks.map_batches(
+        ModelCopy,
+        fn_constructor_args=(make, arguments),
+        batch_size=None,
+        compute=data.ActorPoolStrategy(min_size=copies[0], max_size=copies[1]),
+        num_cpus=cpus,
+        num_gpus=gpus or None,
+    )
+    try:
+        for told in made.iter_rows():
+            found, failure = pickle.loads(told["made"])
+            if failure:
+                raise ClusterError(failure)
+            yield found
+    except (PolydraftError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except Exception as error:
+        raise ClusterError(f"Ray cannot do the work: {first_sentence(error)}.") from error

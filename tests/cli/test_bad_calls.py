@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -194,16 +194,16 @@ def offline(*_: object) -> None:
 
 def limit_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Ctrl-C come after a few rounds of a benchmark, however many were asked for."""
-    original = bench.measure_speed
+    original, schedule = bench.keep_all, bench.rounds
 
-    def some(*arguments: Any) -> Iterator[Any]:
-        for number, records in enumerate(original(*arguments)):
+    def some(new: Iterator[Any]) -> Iterator[Any]:
+        for number, one in enumerate(new):
             if number == 2:
                 raise KeyboardInterrupt
-            yield records
+            yield one
 
-    monkeypatch.setattr(bench, "measure_speed", some)
-    monkeypatch.setattr(bench, "rounds", lambda prompts, plan: [])
+    monkeypatch.setattr(bench, "keep_all", lambda new, *others: original(some(new), *others))
+    monkeypatch.setattr(bench, "rounds", lambda prompts, plan: schedule(prompts, replace(plan, repeats=1)))
 
 
 def limit_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def writers() -> list[int]:
     """Return the processes that hold copies of the models."""
     shown = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in shown.splitlines() if " ray::" in line and "RowWriter" in line]
+    return [int(line.split()[0]) for line in shown.splitlines() if " ray::" in line and "ModelCopy" in line]
 
 
 def test_a_killed_actor_costs_no_row(pair: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from polydraft.options.commands.option_groups import (
     RESULTS_ALONE,
     SEED,
     TARGET,
+    ClusterOptions,
     ModelOptions,
 )
 from polydraft.options.option import LARGEST_COUNT, Option, count, option
@@ -57,7 +58,7 @@ class SourceOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitsOptions(SourceOptions):
+class LimitsOptions(ClusterOptions, SourceOptions):
     """One call of `polydraft limits`; `verifiers` are the words of the user's own rules."""
 
     prompts: tuple[str, ...] = PROMPT_FILES.usually(("humaneval", "gsm8k"))

@@ -10,11 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from polydraft.bench import Prompt
+from polydraft.bench.environment import Place, actors_in_words
 from polydraft.catalogue import drafter_line, node_rules, rule_line, tree_rules
 from polydraft.cli.benchmark.bench import as_rich, keep_all, kept, print_lines, settings_of
+from polydraft.cli.benchmark.measured_on_ray import check_measured_on_ray, measuring
 from polydraft.cli.clashes import read_asked, refuse_clashes
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import INTERRUPTED, stopped
+from polydraft.cluster import placed, store_of
 from polydraft.conformance import cases, matrix, tree_matrix
 from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter, ResultsError
@@ -46,28 +49,49 @@ from polydraft_lab.limits import (
 def run_limits(options: LimitsOptions) -> int:
     """Measure and print; return the exit code: 0, or 130 after Ctrl-C with nothing finished lost."""
     settings = settings_of(LimitsSettings, options, drafts=parse_numbers(options.numbers))
-    notes = new_console(errors=True, quiet=options.as_json)
-    prompts = checked(options)
-    models = with_drafter(load_source(options, notes), options.drafter)
-    settings = settings if models.drafter is None else settings.suited(models.drafter)
+    notes, prompts = new_console(errors=True, quiet=options.as_json), checked(options)
     names = (options.target or "embedded pair's target", options.draft or "embedded pair's draft")
-    chosen = fitting(models, prompts, settings)
-    conditions = conditions_of(models, settings, names, options.chat_template, options.drafter)
-    results = Results(conditions, options.out, settings)
-    if len(chosen) < len(prompts):
-        notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit into the context; left out.")
-    interrupted = measure_all(models, chosen, settings, results, notes)
-    records = [results.records[key] for key in keys_of(chosen, settings) if key in results.records]
+    sent, actors = placed(options) if options.ray else options, set[Place | None]()
+    job, reads = (sent, settings, names, prompts), [sent.target, sent.draft, store_of(sent.drafter or "none")[0]]
+    with measuring(options, LoadedLimits, job, reads, notes) as (conditions, (settings, chosen), measure):
+        results = Results(conditions, options.out, settings)
+        if len(chosen) < len(prompts):
+            notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit the context; left out.")
+        keys, there = keys_of(chosen, settings), {(one.task, one.name): one for one in chosen}
+        due = [(there[key[:2]], key[2]) for key in keys if key not in results.records]
+        bar = ("texts", len(keys) - len(due), len(keys))
+        interrupted = keep_all(measure(due), lambda one: (results.add(one[0]), actors.add(one[1])), bar, notes)
+    records, cluster = [results.records[key] for key in keys if key in results.records], actors_in_words(actors)
     if interrupted:
         stopped(kept("texts", len(records), options.out))
     nodes, trees = summarise(records)
     if options.out is not None and records:
         write_report(options.out, results.conditions, records, nodes, trees, figures=options.figures)
     if options.as_json:
-        print_json(results.conditions, records, nodes, trees, interrupted=interrupted)
+        told = {**results.conditions, "prompts": texts_by_task(records), **({"actors": cluster} if cluster else {})}
+        print_lines(told, as_lines(nodes, trees), interrupted=interrupted)
     else:
-        print_tables(new_console(), records, nodes, trees, out=options.out)
+        print_tables(new_console(), records, nodes, trees, out=options.out, cluster=cluster)
     return INTERRUPTED if interrupted else 0
+
+
+class LoadedLimits:
+    """What is measured, with its models."""
+
+    def __init__(self, job: tuple[LimitsOptions, LimitsSettings, tuple[str, str], list[Prompt]]) -> None:
+        options, settings, names, self.prompts = job
+        self.pair = load_source(options, new_console(quiet=True))
+        self.models = with_drafter(self.pair, options.drafter)
+        self.settings = settings if self.models.drafter is None else settings.suited(self.models.drafter)
+        self.conditions = conditions_of(self.models, self.settings, names, options.chat_template, options.drafter)
+
+    def plan(self) -> tuple[LimitsSettings, list[Prompt]]:
+        """Return the settings, with the rules that suit the drafter, and the prompts that fit."""
+        return self.settings, fitting(self.models, self.prompts, self.settings)
+
+    def measured(self, due: tuple[Prompt, float]) -> Record:
+        """Measure one text, of a prompt at a temperature."""
+        return next(measure(self.models, due[:1], replace(self.settings, temperatures=due[1:])))
 
 
 def with_drafter(pair: Pair, word: str | None) -> Models:
@@ -97,6 +121,7 @@ def checked(options: LimitsOptions) -> list[Prompt]:
         (own_heat, "--draft-temperature is of a draft model's rows, and a drafter makes its own: leave one out."),
         (options.figures and options.out is None, "--figures needs --out: the folder that they are written to."),
     )
+    check_measured_on_ray(options, [*options.verifiers, options.drafter], [options.drafter])
     for word in options.verifiers:
         _prove(word)
     if options.figures:
@@ -122,16 +147,6 @@ def _prove(word: str) -> None:
             f"{word} is not exact, its law deviates by {off:.2g}: beside the optimum stand exact rules alone; "
             f"`polydraft conformance --verifier {word}` shows where."
         )
-
-
-def measure_all(
-    models: Models, prompts: Sequence[Prompt], settings: LimitsSettings, results: Results, notes: Console
-) -> bool:
-    """Measure what is missing, with a progress bar; return whether the user interrupted it."""
-    keys = keys_of(prompts, settings)
-    done = sum(key in results.records for key in keys)
-    new = measure(models, prompts, settings, {*results.records})
-    return keep_all(new, results.add, ("texts", done, len(keys)), notes)
 
 
 def write_report(
@@ -163,18 +178,6 @@ def texts_by_task(records: Sequence[Record]) -> dict[str, int]:
     return dict(Counter(task for task, _ in dict.fromkeys((one.task, one.prompt) for one in records)))
 
 
-def print_json(
-    conditions: dict[str, Any],
-    records: Sequence[Record],
-    nodes: Sequence[NodeResult],
-    trees: Sequence[TreeResult],
-    *,
-    interrupted: bool,
-) -> None:
-    """Print the conditions and every result as JSON lines."""
-    print_lines({**conditions, "prompts": texts_by_task(records)}, as_lines(nodes, trees), interrupted=interrupted)
-
-
 def print_tables(
     console: Console,
     records: Sequence[Record],
@@ -182,6 +185,7 @@ def print_tables(
     trees: Sequence[TreeResult],
     *,
     out: Path | None,
+    cluster: str = "",
 ) -> None:
     """Print the tables, and where the rest is."""
     tables = all_tables(nodes, trees, brief=True)
@@ -198,7 +202,7 @@ def print_tables(
             "differences from it, with intervals.",
             soft_wrap=True,
         )
-        for note in footnotes(tables):
+        for note in filter(None, (*footnotes(tables), cluster)):
             console.print(note, soft_wrap=True)
     if out is not None:
         console.print(f"Records, summary and tables are in {out}; the same call goes on from there.", soft_wrap=True)

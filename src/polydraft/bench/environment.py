@@ -2,6 +2,9 @@
 
 import os
 import platform
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,31 @@ from polydraft.planning.plan import processor_name
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 BUSY = 1.5
+
+
+@dataclass(frozen=True)
+class Place:
+    """An actor of a Ray cluster that measured.
+
+    Args:
+        actor: the beginning of its id.
+        processor: its node's, or its GPU.
+        cores: its node's.
+    """
+
+    actor: str
+    processor: str
+    cores: int | None
+
+
+def actors_in_words(places: Iterable[Place | None]) -> str:
+    """Say how many actors of a cluster measured, on which processors; empty where none did."""
+    found = Counter(one.processor for one in {*places} if one is not None)
+    if not found:
+        return ""
+    by_processor = ", ".join(f"{count} on {name}" for name, count in sorted(found.items()))
+    actors = f"{found.total()} actor{'s' * (found.total() != 1)}"
+    return f"{actors} of a Ray cluster measured: {by_processor}."
 
 
 def described(model: nn.Module | Drafter) -> dict[str, object]:
@@ -50,6 +78,13 @@ def machine(device: torch.device) -> dict[str, object]:
         "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "system": platform.system(),
     }
+
+
+def cluster_machine(device: str, threads: int) -> dict[str, object]:
+    """Return the same of whatever nodes of a Ray cluster measure; which did is told with what they measured."""
+    accelerator = "GPUs of a Ray cluster" if device == "cuda" else None
+    names = {"processor": "nodes of a Ray cluster", "system": platform.system()}
+    return {**names, "cores": None, "threads": threads, "accelerator": accelerator}
 
 
 def load() -> float | None:

@@ -1,6 +1,6 @@
 """Options that have no effect beside others: they are refused by name, since nobody gives an option for nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from polydraft.errors import InvalidParameter
@@ -22,6 +22,20 @@ def refuse_clashes(*clashes: tuple[object, str]) -> None:
     for there, sentence in clashes:
         if there:
             raise InvalidParameter(sentence)
+
+
+def of_this_machine(
+    words: Collection[str | None], devices: Collection[str | None]
+) -> tuple[tuple[object, str], tuple[object, str]]:
+    """Return the clashes with --ray of rules and drafters that are files, and of a GPU that is named by its number."""
+    from polydraft.catalogue import digests
+
+    own = next((word for word in words if word in digests()), None)
+    device = next((one for one in devices if one and ":" in one), None)
+    return (
+        (own, f"{own} is a file of this machine: with --ray name a rule or drafter of polydraft's own."),
+        (device, f"With --ray the cluster chooses the GPU, not --device {device}: write cuda."),
+    )
 
 
 def read_asked(

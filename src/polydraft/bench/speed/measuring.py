@@ -77,20 +77,35 @@ def measure_speed(
 ) -> Iterator[list[SpeedRecord]]:
     """Measure all rounds but those that are done; the runs of a round come when it is finished.
 
-    Before the first round of a temperature and batch size every arm runs once, for a few tokens, without being
-    measured.
-
     Raises:
         InvalidParameter: arms that cannot be compared, too few prompts for a batch size, or texts of one batch that
             cannot be replayed.
     """
     check_arms(arms, settings)
-    for one in rounds(prompts, settings) if settings.replay else ():
-        batch_of(pair, one.prompts, settings)  # so that it is said before anything is measured
-    warm: set[tuple[float, int]] = set()
-    for one in rounds(prompts, settings):
-        if one.key in done:
-            continue
+    every = rounds(prompts, settings)
+    check_batches(pair, every, settings)
+    yield from measure_rounds(pair, arms, [one for one in every if one.key not in done], settings, set())
+
+
+def check_batches(pair: Pair, every: Sequence[Round], settings: SpeedSettings) -> None:
+    """Check before anything is measured that texts can be replayed.
+
+    Raises:
+        InvalidParameter: those of one batch cannot.
+    """
+    for one in every if settings.replay else ():
+        batch_of(pair, one.prompts, settings)
+
+
+def measure_rounds(
+    pair: Pair, arms: Sequence[Arm], due: Sequence[Round], settings: SpeedSettings, warm: set[tuple[float, int]]
+) -> Iterator[list[SpeedRecord]]:
+    """Measure rounds.
+
+    Before the first round of a temperature and batch size that are not `warm` every arm runs once, for a few tokens,
+    without being measured; then they are.
+    """
+    for one in due:
         part = taking_part(arms, len(one.prompts))
         batch = batch_of(pair, one.prompts, settings)
         if (one.temperature, len(one.prompts)) not in warm:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.bootstrap import Estimate
-from polydraft.bench.environment import is_busy
+from polydraft.bench.environment import actors_in_words, is_busy
 from polydraft.bench.prompts import template_in_words
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.figures import draw_speed_figures
@@ -15,7 +15,9 @@ from polydraft.bench.speed.summary import (
     TIMED,
     ArmResult,
     TextDifference,
+    actors_of,
     differences_in,
+    judged_machine,
     milliseconds,
     overall,
     summarise_speed,
@@ -310,6 +312,19 @@ def lossy_arms(conditions: dict[str, Any]) -> list[str]:
     return [name for name, arm in conditions["arms"].items() if not arm["lossless"]]
 
 
+def cluster_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> str:
+    """Say which actors of a Ray cluster measured and what may be compared; empty where no cluster did."""
+    actors = actors_of(records)
+    if not actors:
+        return ""
+    threads = conditions["machine"]["threads"]
+    each = f"{threads} CPU thread{'s' * (threads != 1)} each"
+    return (
+        f"{actors_in_words(actors)} They had {each}. One of them ran all arms of a prompt, and timings of several "
+        "machines are compared within a prompt alone."
+    )
+
+
 def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> list[str]:
     """Return how it was measured, one sentence each."""
     target, draft, machine = conditions["target"], conditions["draft"], conditions["machine"]
@@ -319,9 +334,9 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
     counts = ", ".join(f"{task} {len(names)}" for task, names in prompts.items())
     repeats = max(one.repeat for one in records) + 1
     often = "once" if repeats == 1 else f"{repeats} times"
-    load, threads = typical_load(records), machine["threads"]
+    load, threads, cluster = typical_load(records), machine["threads"], cluster_in_words(conditions, records)
     versions = ", ".join(f"{name} {number}" for name, number in conditions["versions"].items())
-    place = machine["accelerator"] or f"{machine['processor']}, {threads} of {machine['cores']} cores"
+    place = machine["accelerator"] or f"{machine['processor']}, {threads} of {machine['cores'] or 'their'} cores"
     sentences = [
         f"Target: {_model(target)}." + (f" Draft model: {_model(draft)}." if draft else " There is no draft model."),
         f"Prompts: {counts}. {_lengths(conditions)}, {often}.",
@@ -337,11 +352,12 @@ def conditions_in_words(conditions: dict[str, Any], records: Sequence[SpeedRecor
         "Hugging Face's loops run on the packed layers as well. Sampling is from the whole distribution, without top-k "
         "or top-p.",
         f"Machine: {place}; {versions}.",
+        *([cluster] if cluster else []),
     ]
     if load is not None:
         said = f"Load average before the runs: {load:.1f} (median)."
         doubt = " **Other programs were busy: these times are not to be trusted.**"
-        sentences.append(said + doubt if is_busy(load, machine) else said)
+        sentences.append(said + doubt if is_busy(load, judged_machine(conditions, records)) else said)
     fallen = sorted({one.arm for one in records if one.statistics and one.statistics.fallback})
     if fallen:
         sentences.append(f"**The drafter failed in {', '.join(fallen)}, which went on without drafts.**")

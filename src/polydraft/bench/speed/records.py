@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.environment import described, machine, versions
+from polydraft.bench.environment import Place, described, machine, versions
 from polydraft.bench.result_lines import from_fields, keep_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
@@ -39,6 +39,7 @@ class SpeedRecord:
         load: programs' threads that wanted to run in the minute before, on average; None where unknown.
         same_text: at temperature 0, whether every row's text is the plain arm's; None above.
         differences: where it is not.
+        place: who measured in a Ray cluster; None for the machine of the conditions.
     """
 
     arm: str
@@ -55,6 +56,7 @@ class SpeedRecord:
     load: float | None
     same_text: bool | None
     differences: tuple[Difference, ...]
+    place: Place | None = None
 
     @property
     def round(self) -> RoundKey:
@@ -73,7 +75,8 @@ class SpeedRecord:
 
     def as_row(self) -> dict[str, Any]:
         """Return everything for a line of JSON."""
-        return {"kind": "run", **asdict(self)}
+        row = {"kind": "run", **asdict(self)}
+        return row if self.place else {name: value for name, value in row.items() if name != "place"}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "SpeedRecord":
@@ -234,6 +237,11 @@ class SpeedResults:
             found.setdefault(key, set()).add(arm)
         wanted = {size: {arm.name for arm in taking_part(arms, size)} for size in {key[3] for key in found}}
         return {key for key, names in found.items() if names >= wanted[key[3]]}
+
+    def put_in_order(self, keys: Sequence[RoundKey]) -> None:
+        """Put runs in the order of their rounds, in memory: a file has them as they came. Others come last."""
+        places = {key: place for place, key in enumerate(keys)}
+        self._runs = dict(sorted(self._runs.items(), key=lambda one: places.get(one[0][0], len(places))))
 
     def add(self, records: Sequence[SpeedRecord]) -> None:
         """Keep the runs of a round, in the file first."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
+from polydraft.bench.environment import Place
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.equality import Difference
@@ -109,6 +110,17 @@ def typical_load(records: Sequence[SpeedRecord]) -> float | None:
     """Return the median of the machine's load before the runs; None where it is unknown."""
     loads = [one.load for one in records if one.load is not None]
     return median(loads) if loads else None
+
+
+def actors_of(records: Sequence[SpeedRecord]) -> list[Place]:
+    """Return who measured in a Ray cluster; none where no cluster did."""
+    return list(dict.fromkeys(one.place for one in records if one.place is not None))
+
+
+def judged_machine(conditions: dict[str, Any], records: Sequence[SpeedRecord]) -> dict[str, Any]:
+    """Return the machine by which the load is judged: actors share a node, so that all its cores may be busy."""
+    cores = [one.cores for one in actors_of(records) if one.cores]
+    return {**conditions["machine"], **({"threads": min(cores)} if cores else {})}
 
 
 def overall(results: Sequence[ArmResult]) -> list[ArmResult]:

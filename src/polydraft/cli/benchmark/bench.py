@@ -1,30 +1,36 @@
 """`polydraft bench`: measure arms side by side, keep every run, and show the speed-ups."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from polydraft.bench import USUAL, Prompt, Table
-from polydraft.bench.environment import is_busy
+from polydraft.bench.environment import Place, cluster_machine, is_busy
 from polydraft.bench.speed import (
     PLAIN,
     Arm,
+    Round,
     SpeedRecord,
     SpeedResults,
     SpeedSettings,
     check_arms,
+    check_batches,
     check_known,
+    cluster_in_words,
     difference_table,
     differences_in,
     equality_in_words,
+    judged_machine,
     kind_table,
     left_out,
     lossy_arms,
+    measure_rounds,
     measure_speed,
     prompts_that_fit,
     read_speed_results,
@@ -36,12 +42,21 @@ from polydraft.bench.speed import (
     verdicts,
     write_report,
 )
-from polydraft.cli.benchmark.arm_spelling import PREDICTION, build_arms, check_temperatures, drafting_arms, spell_arm
+from polydraft.cli.benchmark.arm_spelling import (
+    PREDICTION,
+    ArmSpelling,
+    build_arms,
+    check_temperatures,
+    drafting_arms,
+    spell_arm,
+)
+from polydraft.cli.benchmark.measured_on_ray import check_measured_on_ray, measuring
 from polydraft.cli.clashes import LONE_DRAFT, read_asked, refuse_clashes
 from polydraft.cli.generation.one_text import load_pair_of, named_draft
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.printing import notes_beside, print_json_line, progress_bar, styled
 from polydraft.cli.process import INTERRUPTED, stopped
+from polydraft.cluster import at_its_place, placed, store_of
 from polydraft.extras import FIGURES
 from polydraft.models import Pair
 from polydraft.options.commands.bench_options import BenchOptions, ReportOptions
@@ -63,19 +78,14 @@ def run_bench(request: BenchOptions) -> int:
     settings, notes = settings_of(SpeedSettings, request, max_new_tokens=most), notes_beside(request)
     spellings = [spell_arm(text) for text in request.arms]
     check_temperatures(spellings, settings.temperatures)
+    words = [word for one in spellings for word in one.settings.values()]
+    check_measured_on_ray(request, words, [one.settings.get("drafter") for one in spellings])
     prompts = _checked(request, drafting_arms(spellings))
     predicts = any(one.kind == PREDICTION for one in spellings)
     check_known(prompts, replay=settings.replay, predicts=predicts)
-    with notes.status("Loading the models ..."):
-        pair = load_pair_of(request)
-    arms = build_arms(pair, spellings, settings)
-    check_arms(arms, settings)
-    fit = prompts_that_fit(pair, prompts, settings)
-    _say_what_is_left_out(notes, fit, len(prompts), settings)
     names = (request.target or "embedded pair", named_draft(request.target, request.draft))
-    conditions = speed_conditions(pair, arms, settings, names, request.chat_template)
-    results = SpeedResults(conditions, request.out)
-    interrupted = measure_all(pair, arms, fit, settings, results, notes)
+    job = BenchJob(request, settings, tuple(spellings), tuple(prompts), names)
+    results, interrupted = _measured(job, notes)
     if interrupted:
         stopped(kept("rounds", len(results.records), request.out))
     if request.as_json:
@@ -84,6 +94,81 @@ def run_bench(request: BenchOptions) -> int:
         print_results(results.conditions, results.records, out=None if request.quiet else request.out)
     wrong = [one for one in differences_in(results.records) if one.arm not in lossy_arms(results.conditions)]
     return INTERRUPTED if interrupted else int(any(not one.difference.rounding for one in wrong))
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """What is measured, as it can be sent to actors of a Ray cluster: no models yet; names are of target and draft."""
+
+    request: BenchOptions
+    settings: SpeedSettings
+    spellings: tuple[ArmSpelling, ...]
+    prompts: tuple[Prompt, ...]
+    names: tuple[str, str | None]
+
+    @property
+    def placed(self) -> "BenchJob":
+        """The same with folders named as processes elsewhere find them."""
+        return replace(self, request=placed(self.request), spellings=tuple(map(_placed_arm, self.spellings)))
+
+    @property
+    def reads(self) -> list[str | None]:
+        """What names models, heads and stores."""
+        own = [one.settings.get("draft") for one in self.spellings]
+        stores = [store_of(one.settings["drafter"])[0] for one in self.spellings if "drafter" in one.settings]
+        return [self.request.target, self.request.draft, *own, *stores]
+
+
+def _placed_arm(one: ArmSpelling) -> ArmSpelling:
+    settings = {key: str(at_its_place(word)) for key, word in one.settings.items() if key in ("draft", "drafter")}
+    return replace(one, settings={**one.settings, **settings})
+
+
+class LoadedBench:
+    """A job with its models."""
+
+    def __init__(self, job: BenchJob) -> None:
+        request, self.settings = job.request, job.settings
+        self.pair = load_pair_of(request)
+        self.arms = build_arms(self.pair, job.spellings, job.settings)
+        check_arms(self.arms, job.settings)
+        self.prompts = prompts_that_fit(self.pair, job.prompts, job.settings)
+        self.conditions = speed_conditions(self.pair, self.arms, job.settings, job.names, request.chat_template)
+        if request.ray:
+            self.conditions["machine"] = cluster_machine(self.pair.target.device.type, request.threads or 1)
+        self._warm = set[tuple[float, int]]()
+
+    def plan(self) -> tuple[list[Arm], list[Prompt]]:
+        """Return the arms, which run where their models are, and the prompts that fit."""
+        check_batches(self.pair, rounds(self.prompts, self.settings), self.settings)
+        return [replace(one, run=_elsewhere) for one in self.arms], self.prompts
+
+    def measured(self, due: Round) -> list[SpeedRecord]:
+        """Measure a round; the first of its kind is warmed up for."""
+        return next(measure_rounds(self.pair, self.arms, [due], self.settings, self._warm))
+
+
+def _elsewhere(*_: Any) -> NoReturn:
+    raise RuntimeError("This arm runs where its models are.")
+
+
+def _measured(job: BenchJob, notes: Console) -> tuple[SpeedResults, bool]:
+    """Measure what is missing; return all there is, in the rounds' order, and whether the user interrupted it."""
+    sent = job.placed if job.request.ray else job
+    with measuring(job.request, LoadedBench, sent, sent.reads, notes) as (conditions, plan, measure):
+        arms, prompts = plan
+        _say_what_is_left_out(notes, prompts, len(job.prompts), job.settings)
+        results, every = SpeedResults(conditions, job.request.out), rounds(prompts, job.settings)
+        done = results.done(arms)
+        due = [one for one in every if one.key not in done]
+
+        def keep(found: tuple[list[SpeedRecord], Place | None]) -> None:
+            results.add([replace(run, place=found[1]) for run in found[0]])
+
+        bar = (f"rounds of {len(arms)} arms", len(every) - len(due), len(every))
+        interrupted = keep_all(measure(due), keep, bar, notes)
+    results.put_in_order([one.key for one in every])
+    return results, interrupted
 
 
 def settings_of(kind: Callable[..., Settings], options: Any, **others: Any) -> Settings:
@@ -127,7 +212,7 @@ def measure_all(
     return keep_all(new, results.add, (f"rounds of {len(arms)} arms", len(done), len(all_rounds)), notes)
 
 
-def keep_all(new: Iterable[Made], keep: Callable[[Made], None], bar: tuple[str, int, int], notes: Console) -> bool:
+def keep_all(new: Iterable[Made], keep: Callable[[Made], object], bar: tuple[str, int, int], notes: Console) -> bool:
     """Keep results as they are finished, with a bar of a title and how many of how many are there.
 
     Returns:
@@ -171,8 +256,9 @@ def print_results(conditions: dict[str, Any], records: Sequence[SpeedRecord], *,
         console.print(equality_in_words(results, found, lossy_arms(conditions)), soft_wrap=True)
         if found:
             console.print(as_rich(difference_table(found)))
-        console.print(_how(conditions, records), soft_wrap=True)
-        say_busy(console, typical_load(records), conditions["machine"])
+        for said in filter(None, (_how(conditions, records), cluster_in_words(conditions, records))):
+            console.print(said, soft_wrap=True)
+        say_busy(console, typical_load(records), judged_machine(conditions, records))
     if out is not None and records:
         there = f'Every run is in {out}: the same call goes on from there; "polydraft report {out}" shows more.'
         console.print(there, soft_wrap=True)

@@ -21,6 +21,7 @@ from polydraft.options.commands.option_groups import (
     RESULTS_ALONE,
     SEED,
     TARGET,
+    ClusterOptions,
     ModelOptions,
 )
 from polydraft.options.option import Range, count, option
@@ -178,7 +179,7 @@ class TuneSkipsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(ModelOptions):
+class BenchOptions(ClusterOptions, ModelOptions):
     """One call of `polydraft bench`; what is empty or None is as `SpeedSettings` has it, and no arms are the usual."""
 
     prompts: tuple[str, ...] = PROMPT_FILES.usually(())

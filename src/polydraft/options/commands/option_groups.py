@@ -49,6 +49,12 @@ ADDRESS = Option(
 REPLICAS = Option(
     "How many copies there are in the cluster, or at least and at most. Default: 1.", MODELS, metavar="N|MIN:MAX"
 )
+COPY_THREADS = Option(
+    "CPU threads of each copy in the cluster, which it has alone. Default: 1.",
+    MODELS,
+    least=1,
+    largest=LARGEST_COUNT,
+)
 DEVICE = Option("auto, cpu, cuda, cuda:1, ...", MODELS, metavar="NAME", check=device_name)
 DRAFT_DEVICE = DEVICE.but(help="Where the draft model lies. Default: beside the target.")
 DRAFTER = Option(
@@ -114,13 +120,13 @@ def replica_range(said: str | None) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def check_ray(*, ray: bool, address: str | None, replicas: str | None) -> tuple[int, int]:
+def check_ray(*, ray: bool, address: str | None, replicas: str | None, threads: int | None = None) -> tuple[int, int]:
     """Check what is said of a cluster; return how many copies of the model there are at least and at most.
 
     Raises:
         InvalidParameter: something is said of a cluster that is not used, or no such numbers.
     """
-    for name, value in {"--address": address, "--replicas": replicas}.items():
+    for name, value in {"--address": address, "--replicas": replicas, "--threads": threads}.items():
         if value is not None and not ray:
             raise InvalidParameter(f"{name} is about a Ray cluster: give --ray too, or leave it out.")
     return replica_range(replicas)
@@ -135,6 +141,21 @@ class ModelOptions:
     dtype: str = DTYPE.usually("auto")
     device: str = DEVICE.usually("auto")
     weights: str | None = WEIGHTS.usually(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """A Ray cluster in which something is measured."""
+
+    ray: bool = RAY.but(
+        help="Share the prompts among copies of the models in a Ray cluster (docs/scaling.md)."
+    ).usually(False)
+    address: str | None = ADDRESS.usually(None)
+    replicas: str | None = REPLICAS.usually(None)
+    threads: int | None = COPY_THREADS.usually(None)
+
+    def __post_init__(self) -> None:
+        check_ray(ray=self.ray, address=self.address, replicas=self.replicas, threads=self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
