@@ -109,6 +109,69 @@ def test_the_container_is_built_from_files_that_there_are() -> None:
     assert order == sorted(order), "torch for CPUs first, and rights are given up last"
 
 
+def test_the_container_installs_pinned_packages_alone() -> None:
+    text, project = (DEPLOY / "Dockerfile").read_text(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {
+        canonical(name) for name in re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    }
+    lines = re.findall(r"pip install (.*)$", text, re.MULTILINE)
+    assert len(lines) == 2 and all("-c /tmp/constraints.txt" in line for line in lines)
+    (extras,) = re.findall(r"\.whl\)\[([\w,]+)\]", text)
+    wanted = [
+        *project["dependencies"],
+        *(one for name in extras.split(",") for one in extras_of(project, name)),
+        "torch",
+    ]
+    assert len(wanted) > 8 and not [one for one in wanted if canonical(one) not in pins]
+
+
+def extras_of(project: dict[str, Any], name: str) -> list[str]:
+    return project["optional-dependencies"][name]
+
+
+def canonical(requirement: str) -> str:
+    """Return the name of a requirement's package, as indexes have it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", requirement)[0]).lower()
+
+
+def test_the_containers_calls_are_read_by_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser of `polydraft` takes what Dockerfile and compose file call, and its port and times are theirs."""
+    pytest.importorskip("fastapi", reason="the server needs the extra serve")
+    from polydraft.cli.commands import app
+    from polydraft.options.commands.serve_options import Settings
+
+    image, found = (DEPLOY / "Dockerfile").read_text(), yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    service = found["services"]["polydraft"]
+    called = list[Settings]()
+    monkeypatch.setattr("polydraft.cli.serving.run_serve", lambda options: called.append(options) or 0)
+    (key,) = (name for name in service["environment"] if name.endswith("API_KEY"))
+    monkeypatch.setenv(key, "secret")
+    command = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in service["command"]]
+    for call in (json.loads(image.rpartition("\nCMD ")[2]), command):
+        assert app(call, standalone_mode=False) == 0, call
+    assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", image, re.MULTILINE)[0]) == ["python", "-m", "polydraft"]
+    assert [(one.host, one.target, one.api_key) for one in called] == [
+        ("0.0.0.0", None, "secret"),
+        ("0.0.0.0", "pair", "secret"),
+    ]
+    port, probe = called[0].port, json.loads(re.findall(r"^HEALTHCHECK .* CMD (.*)$", image, re.MULTILINE)[0])
+    assert f"EXPOSE {port}" in image and f"http://127.0.0.1:{port}/health" in probe[2]
+    assert service["ports"] == [f"{port}:{port}"]
+    assert service["stop_grace_period"] == "40s" and called[0].grace < 40
+    compile(probe[2], "HEALTHCHECK", "exec")
+
+
+def test_models_lie_on_the_volumes() -> None:
+    from polydraft.fetched import PLACE
+
+    image, found = (DEPLOY / "Dockerfile").read_text(), yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    places = dict(one.split("=") for one in re.findall(r"^ENV (.*)$", image, re.MULTILINE)[0].split())
+    assert places.keys() == {PLACE, "HF_HOME"}
+    mounted = {volume.split(":")[1] for volume in found["services"]["polydraft"]["volumes"]}
+    assert mounted == {*places.values()}, "what is fetched outlives the container"
+    assert f"mkdir -p {' '.join(places.values())}" in image, "a volume begins with the folder's owner"
+
+
 def test_the_neighbours_find_their_files() -> None:
     found = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services = found["services"]

@@ -120,6 +120,18 @@ CLASHES: dict[str, tuple[tuple[str, ...], str]] = {
     "ranks in a cluster": (("generate", *FILE, "--ray", "--parallel", "2"), "leave --parallel out"),
     "passes compiled in a cluster": (("generate", *FILE, "--ray", "--compile"), "in every copy anew"),
     "a GPU of a cluster": (("generate", *FILE, "--ray", "--device", "cuda:1"), "not --device cuda:1: write cuda"),
+    "threads without a cluster": (("bench", "--threads", "2"), "--threads is about a Ray cluster: give --ray too"),
+    "an address without a cluster of limits": (("limits", "--address", "head:6379"), "--address is about a Ray"),
+    "a GPU of a cluster that measures": (("bench", "--ray", "--device", "cuda:0"), "not --device cuda:0: write cuda"),
+    "a GPU of a cluster for limits": (("limits", "--ray", "--device", "cuda:0"), "not --device cuda:0: write cuda"),
+    "a store that actors change": (
+        ("bench", "--ray", "--arm", "drafter=suffix:store"),
+        "suffix:store writes to its store, by which actors would change what others measure",
+    ),
+    "a store that actors change for limits": (
+        ("limits", "--ray", "--drafter", "suffix:store"),
+        "suffix:store writes to its store, by which actors would change what others measure",
+    ),
     "one folder twice": (("train", "pair", "--out", "a", "--work", "./a"), "--out and --work are the same folder"),
 }
 

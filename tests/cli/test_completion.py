@@ -58,6 +58,8 @@ def test_commands_and_words_complete(line: str, expected: list[str]) -> None:
 
 def test_options_complete_and_files_are_left_to_the_shell() -> None:
     assert {"--drafter", "--verifier", "--tree", "--target"} <= {*offered("polydraft generate --")}
+    for command in ("bench", "limits"):
+        assert {"--ray", "--address", "--replicas", "--threads"} <= {*offered(f"polydraft {command} --")}
     assert not any(offered("polydraft generate --target "))
 
 

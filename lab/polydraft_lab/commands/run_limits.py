@@ -55,8 +55,8 @@ def run_limits(options: LimitsOptions) -> int:
     job, reads = (sent, settings, names, prompts), [sent.target, sent.draft, store_of(sent.drafter or "none")[0]]
     with measuring(options, LoadedLimits, job, reads, notes) as (conditions, (settings, chosen), measure):
         results = Results(conditions, options.out, settings)
-        if len(chosen) < len(prompts):
-            notes.print(f"{len(prompts) - len(chosen)} of {len(prompts)} prompts do not fit the context; left out.")
+        if left := len(prompts) - len(chosen):
+            notes.print(f"{left} of {len(prompts)} prompts do not fit into the context; left out.")
         keys, there = keys_of(chosen, settings), {(one.task, one.name): one for one in chosen}
         due = [(there[key[:2]], key[2]) for key in keys if key not in results.records]
         bar = ("texts", len(keys) - len(due), len(keys))
