@@ -24,14 +24,15 @@ from torch import Tensor
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.style import COLOURS, panels, save
+from polydraft.drafters import ModelDrafter
 from polydraft.models import HuggingFaceModel, Pair, load_pair
 from polydraft.models.checkpoints.weight_versions import VersionFolder, Weights, put_weights, weights_of
 from polydraft.probs import Noise
 from polydraft.training.corpus import standard_library
-from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import continued
 from polydraft.training.online.lesson_buffer import TaughtText
 from polydraft.training.online.online_learning import ROLLED_BACK, SWAPPED, LearningPlan, OnlineLearner, calls_of
+from polydraft.training.online.taught_drafts import taught
 
 DOCS = Path(__file__).parents[1]
 RECORD, PAGE, PICTURE = DOCS / "learning" / "curve.jsonl", DOCS / "learning.md", DOCS / "pictures" / "learning.svg"
@@ -85,7 +86,7 @@ class Curve:
 
     def __init__(self, texts: int, folder: Path) -> None:
         self.texts, self.pair = texts, load_pair()
-        self.target, self.ends = HuggingFaceModel(self.pair.target), TargetEnds.of(self.pair.target)
+        self.target = HuggingFaceModel(self.pair.target)
         self.sources = {kind: beginnings(self.pair, kind) for kind in dict.fromkeys(PHASES)}
         self.folder = folder
         self.first = self.start()
@@ -99,7 +100,8 @@ class Curve:
             network = type(draft)(draft.config).float()
         if name != START:
             put_weights(network, self.first)
-        return OnlineLearner(network, self.ends, VersionFolder(folder), LearningPlan(rate=rate))
+        made = taught(ModelDrafter(HuggingFaceModel(network)), self.pair.target)
+        return OnlineLearner(*made, VersionFolder(folder), LearningPlan(rate=rate))
 
     def start(self) -> Weights:
         """Train a draft from nothing on code, and return its weights."""
@@ -108,7 +110,7 @@ class Curve:
             made.hear(lesson)
         for _ in range(STEPS):
             made.step()
-        return weights_of(made.training.network)
+        return weights_of(made.network)
 
     def of(self, kind: str, seed: int, count: int) -> Iterator[TaughtText]:
         """Yield texts of a kind."""
@@ -127,7 +129,7 @@ class Curve:
     def lines(self) -> Iterator[Line]:
         """Yield what every sixty-four texts come to."""
         drafts = {FROZEN: self.learner(FROZEN), OFFLINE: self.offline(), LEARNING: self.learner(LEARNING)}
-        learning, used = drafts[LEARNING], self.learner("in-use").training
+        learning, used = drafts[LEARNING], self.learner("in-use")
         for place, kind in enumerate(PHASES):
             every = list(self.of(kind, place, self.texts))
             for first in range(0, self.texts, TOGETHER):
@@ -136,7 +138,7 @@ class Curve:
                 for name in (FROZEN, OFFLINE):
                     told[name] = round(float(calls_of(drafts[name].training, some).sum()), 2)
                 put_weights(used.network, in_use(learning))
-                told[LEARNING] = round(float(calls_of(used, some).sum()), 2)
+                told[LEARNING] = round(float(calls_of(used.training, some).sum()), 2)
                 told["looks"] = [*learnt(learning, some)]
                 yield told
 

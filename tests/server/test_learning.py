@@ -14,6 +14,7 @@ import torch
 from fastapi.testclient import TestClient
 from serving import PROMPT, ask, chunks, client, error, until
 
+from polydraft.engine import as_drafter, load
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import load_pair
 from polydraft.models.checkpoints.weight_versions import VersionFolder, weights_of
@@ -27,6 +28,7 @@ from polydraft.server.worker import learning
 from polydraft.server.worker.asks import Ask, Event, Speculation, Stop
 from polydraft.server.worker.teaching import Teaching
 from polydraft.training.online.lesson_buffer import LessonBuffer
+from polydraft.training.online.taught_drafts import module_to_learn
 
 SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
 
@@ -88,6 +90,28 @@ def test_a_pinned_version_and_a_seed_give_the_same_text_after_swaps_and_a_restar
         folder.forget()
         assert told(ask(found, **SAMPLED)) == first, "as if nothing had ever been learnt"
         assert ask(found, speculative={"enabled": False})["polydraft"].get("version") is None
+
+
+def test_a_head_has_versions_and_its_lessons_have_the_states_that_it_reads(tmp_path: Path) -> None:
+    """The shipped head of the embedded target reads three layers beside the last one."""
+    pair = load("pair", "pair-head")
+    module = module_to_learn(as_drafter(pair.draft), pair.target)
+    stream, own = torch.Generator().manual_seed(3), weights_of(module)
+    new = {name: value + 0.02 * torch.randn(value.shape, generator=stream) for name, value in own.items()}
+    with learning_client(tmp_path, target="pair", draft="pair-head") as found:
+        first, before = ask(found, **SAMPLED), told(ask(found, **SAMPLED))
+        assert before[1].startswith("0-") and before == told(first)
+        until(lambda: metric(found, "learn_texts_total") >= 2, 60)
+        count = sum(first["usage"][name] for name in ("prompt_tokens", "completion_tokens"))
+        until(lambda: metric(found, "learn_bytes") > 0, 60)
+        assert metric(found, "learn_bytes") == 2 * count * (8 + 2 * 4 * 256)
+        folder = VersionFolder(tmp_path)
+        version = folder.add(new, {"look": 1})
+        assert folder.use(version.name, 1, folder.mark())
+        after = told(ask(found, **SAMPLED))
+        assert after[1] == f"{version.name}.1"
+        assert told(ask(found, **SAMPLED, speculative={"version": before[1]})) == before
+        assert told(ask(found, **SAMPLED)) == after
 
 
 def test_a_version_is_told_however_many_others_were_asked_for(tmp_path: Path) -> None:
@@ -231,8 +255,7 @@ def test_a_learner_that_ends_costs_nothing_and_is_off_after_three_restarts(
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"draft": "pair-head", "target": "pair"}, "not for the .* drafter: name one by --draft"),
-    ({"draft": "self:int8", "target": "pair"}, "not for the self:int8 drafter"),
+    ({"draft": "self:int8", "target": "pair"}, "not for the self:int8 drafter: name one by --draft"),
     ({"target": "pair"}, "not for no draft: name one by --draft"),
 ]
 
@@ -339,7 +362,7 @@ class Resting:
 def test_a_learner_that_rests_and_hears_lessons_forgets_at_once_and_learns_nothing_of_before(tmp_path: Path) -> None:
     """Behind a step of ten seconds it rests for ninety, while lessons come that were begun before and behind."""
     clock, folder = Stepping(), VersionFolder(tmp_path)
-    lesson = {"given": 1, "heat": 1.0, "width": 1, "final": b"\0\0\0\0"}
+    lesson = {"given": 1, "heat": 1.0, "width": 1, "states": b"\0\0\0\0"}
 
     def forgets() -> Any:
         folder.forget()

@@ -15,10 +15,11 @@ from doubles import perturbed, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from polydraft.drafters import ModelDrafter
 from polydraft.errors import CheckpointError, InvalidParameter, ResultsError
+from polydraft.models import HuggingFaceModel
 from polydraft.models.checkpoints import weight_versions
 from polydraft.models.checkpoints.weight_versions import VersionFolder, put_weights, weights_digest, weights_of
-from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.online.lesson_buffer import LessonBuffer, LessonRing, TaughtText, batched
 from polydraft.training.online.online_learning import (
     FORGOTTEN,
@@ -29,6 +30,7 @@ from polydraft.training.online.online_learning import (
     LearningPlan,
     OnlineLearner,
 )
+from polydraft.training.online.taught_drafts import taught
 from polydraft.training.online.version_gate import Saving
 
 VOCAB, GIVEN, WRITTEN = 24, 3, 24
@@ -55,11 +57,11 @@ def lessons(count: int = 640, heat: float = 1.0) -> tuple[TaughtText, ...]:
 
 def learner(folder: Path, scale: float = 0.12, **changes: object) -> OnlineLearner:
     plan = LearningPlan(**{**vars(PLAN), **changes})  # pyright: ignore[reportArgumentType]
-    ends = TargetEnds.of(target())
-    return OnlineLearner(perturbed(target(), scale), ends, VersionFolder(folder), plan, clock=lambda: 0.0)
+    training, network = taught(ModelDrafter(HuggingFaceModel(perturbed(target(), scale))), target())
+    return OnlineLearner(training, network, VersionFolder(folder), plan, clock=lambda: 0.0)
 
 
-def taught(folder: Path, scale: float = 0.12, **changes: object) -> OnlineLearner:
+def filled(folder: Path, scale: float = 0.12, **changes: object) -> OnlineLearner:
     one = learner(folder, scale, **changes)
     for lesson in lessons():
         one.hear(lesson)
@@ -78,12 +80,12 @@ def until_swapped(one: OnlineLearner, most: int = 12) -> list[str]:
 
 def noisy(one: OnlineLearner, scale: float, seed: int = 0) -> dict[str, Tensor]:
     stream = torch.Generator().manual_seed(seed)
-    own = weights_of(one.training.network)
+    own = weights_of(one.network)
     return {name: value + scale * torch.randn(value.shape, generator=stream) for name, value in own.items()}
 
 
 def test_better_weights_become_the_version_in_use_and_others_do_not(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     assert one.learns and not one.looks
     found = until_swapped(one)
     assert found[-1] == SWAPPED and {*found[:-1]} <= {KEPT}
@@ -98,7 +100,7 @@ def test_better_weights_become_the_version_in_use_and_others_do_not(tmp_path: Pa
 
 
 def test_a_look_leaves_what_learns_as_it_was(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     one.step()
     before = one.digest()
     one.look()
@@ -107,12 +109,12 @@ def test_a_look_leaves_what_learns_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["no numbers", "foreign", "worse", "slower", "few texts", "few tokens"])
 def test_what_is_not_better_never_passes(harm: str, tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     used = one.folder.in_use().version
     for _ in range(20):
         one.step()
-    network = one.training.network
+    network = one.network
     better = {name: value.clone() for name, value in weights_of(target()).items()}  # the target itself drafts best
     put_weights(network, better)
     if harm == "no numbers":
@@ -137,7 +139,7 @@ def test_what_is_not_better_never_passes(harm: str, tmp_path: Path) -> None:
 
 
 def test_a_version_that_costs_calls_on_what_came_since_is_rolled_back(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     good, spoilt = one.used, one.folder.add(noisy(one, 1.0), {"look": one.folder.in_use().look})
     one.parent, one.used, one.since = good, spoilt, one.buffer.count
@@ -152,7 +154,7 @@ def test_a_version_that_costs_calls_on_what_came_since_is_rolled_back(tmp_path: 
 
 
 def test_who_starts_again_goes_on_with_the_newest_whole_version(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     used = one.used
     assert learner(tmp_path).used.name == used.name
@@ -161,22 +163,22 @@ def test_who_starts_again_goes_on_with_the_newest_whole_version(tmp_path: Path) 
     path = tmp_path / "versions" / newer.name / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
     again = learner(tmp_path)
-    assert again.used.name == used.name and weights_digest(weights_of(again.training.network)) == used.digest
+    assert again.used.name == used.name and weights_digest(weights_of(again.network)) == used.digest
     (tmp_path / "CURRENT").write_text("{")
     assert one.folder.in_use().version == newer.name
 
 
 def test_what_is_forgotten_is_gone_for_who_learns_and_who_reads(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     assert one.folder.forget() == len(one.folder.versions()) + 1 == 1
     assert one.look().outcome == FORGOTTEN and not one.buffer.size and not one.learns
-    assert weights_digest(weights_of(one.training.network)) == one.shipped.digest
+    assert weights_digest(weights_of(one.network)) == one.shipped.digest
     assert (one.folder.in_use().version, one.folder.in_use().look) == ("", 0)
-    one = taught(tmp_path / "meanwhile")
+    one = filled(tmp_path / "meanwhile")
     one.step()
     add = one.folder.add
-    put_weights(one.training.network, weights_of(target()))
+    put_weights(one.network, weights_of(target()))
 
     def add_late(*given: object) -> object:
         found = add(*given)  # pyright: ignore[reportArgumentType]
@@ -190,10 +192,10 @@ def test_what_is_forgotten_is_gone_for_who_learns_and_who_reads(tmp_path: Path) 
 @pytest.mark.parametrize("place", ["read", "_is_slower"])
 def test_a_look_that_was_begun_before_everything_was_forgotten_leaves_no_version(place: str, tmp_path: Path) -> None:
     """Its weights were learnt from what was forgotten: nobody may find them in use, nor in the folder."""
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     one.step()
-    put_weights(one.training.network, weights_of(target()))
+    put_weights(one.network, weights_of(target()))
     owner = one if place == "_is_slower" else one.folder
     own = getattr(owner, place)
 
@@ -206,11 +208,11 @@ def test_a_look_that_was_begun_before_everything_was_forgotten_leaves_no_version
     assert (found.outcome, found.version) == (FORGOTTEN, "") and not one.folder.versions()
     assert not [*(tmp_path / "versions").iterdir()] and one.folder.in_use().version == ""
     assert one.used == one.shipped and not one.buffer.size
-    assert weights_digest(weights_of(one.training.network)) == one.shipped.digest
+    assert weights_digest(weights_of(one.network)) == one.shipped.digest
 
 
 def test_a_pinned_version_stays_and_nothing_is_learnt(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     assert one.folder.pin("0").pinned and not one.learns and one.folder.in_use().version == ""
     assert one.folder.pin(one.used.name) == one.folder.pin("1")
@@ -224,8 +226,8 @@ def test_a_pinned_version_stays_and_nothing_is_learnt(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_leaves_the_last_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = taught(tmp_path)
-    put_weights(one.training.network, weights_of(target()))
+    one = filled(tmp_path)
+    put_weights(one.network, weights_of(target()))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -278,7 +280,7 @@ def test_a_folder_of_other_models_is_refused(tmp_path: Path) -> None:
         folder.check_origin("aa", "bb")
     with pytest.raises(ResultsError, match="another target; name another folder by --learn"):
         folder.check_origin("cc", "bb")
-    with pytest.raises(ResultsError, match="another draft model"):
+    with pytest.raises(ResultsError, match="another draft;"):
         folder.check_origin("aa", "cc")
 
 
@@ -368,7 +370,7 @@ def test_a_text_that_was_not_to_be_learnt_from_leaves_no_trace(tmp_path: Path) -
 
 
 def test_facts_hold_no_text(tmp_path: Path) -> None:
-    one = taught(tmp_path)
+    one = filled(tmp_path)
     until_swapped(one)
     (told,) = [json.loads(path.read_text()) for path in tmp_path.rglob("version.json")]
     kinds = {int, float, str}

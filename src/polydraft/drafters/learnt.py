@@ -1,16 +1,19 @@
-"""A draft model whose weights were learnt from texts: a version of them is a value, and a text keeps the one it has."""
+"""A draft whose weights were learnt from texts: a version of them is a value, and a text keeps the one it has."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from torch import nn
 
 from polydraft.drafters.contract import Drafter, digest_of, owned_models
+from polydraft.drafters.heads.drafter import HeadDrafter
 from polydraft.drafters.model import ModelDrafter
-from polydraft.errors import InvalidParameter
+from polydraft.models import Layer
 
 
 @dataclass(frozen=True, eq=False)
-class LearntDrafter(ModelDrafter):
-    """Draft with one version of a draft model's weights, which never change.
+class DraftVersion:
+    """One version of a draft's weights, which never change.
 
     The law of a text is its target's whatever the weights are, as long as they are fixed before a draft is drawn and do
     not depend on the numbers that it is drawn by. A version may have been learnt from what the same seed wrote, so its
@@ -25,30 +28,50 @@ class LearntDrafter(ModelDrafter):
     version: str = ""
     key: bytes = b""
     mark: str = ""
-    sound = True
 
     def outside(self, row: int) -> bytes:
         """Return the version's key."""
         return digest_of(b"learnt weights", self.key) if self.key else b""
 
 
-def module_to_learn(drafter: Drafter | None) -> Any:
-    """Return the module of a draft model of its own, whose weights can be learnt.
+@dataclass(frozen=True, eq=False)
+class LearntDrafter(DraftVersion, ModelDrafter):
+    """Draft with one version of a draft model's weights."""
 
-    Raises:
-        InvalidParameter: it is something else; the text says what learns.
+    sound = True
+
+
+@dataclass(frozen=True, eq=False)
+class LearntHead(DraftVersion, HeadDrafter[Any]):
+    """Draft with one version of a head's weights; what it keeps of texts is known by its network."""
+
+    sound = True
+
+
+def learnt(base: Drafter, made: Any, version: str, key: bytes, mark: str) -> LearntDrafter | LearntHead:
+    """Return the drafter of a version.
+
+    Args:
+        base: the drafter that it began with.
+        made: the draft model with the version's weights; of a head its network and its ends.
+        version, key, mark: as of `DraftVersion`.
     """
-    models = () if drafter is None else owned_models(drafter)
+    if isinstance(base, HeadDrafter):
+        return LearntHead(*made, base.shortlist_size, base.params, base.made_for, version, key, mark)
+    base = cast(ModelDrafter, base)
+    return LearntDrafter(made, base.shortlist_size, base.params, version, key, mark)
+
+
+def parts_to_learn(drafter: Drafter) -> tuple[nn.Module, ...]:
+    """Return what may learn in a drafter: a draft model's module, or a head's network and its ends; () for nothing."""
+    if isinstance(drafter, HeadDrafter):
+        return drafter.network, drafter.ends
+    models = owned_models(drafter) if drafter.name == ModelDrafter.name else ()
     module: Any = getattr(models[0], "model", None) if len(models) == 1 else None
-    if drafter is None or drafter.name != ModelDrafter.name or module is None:
-        name = "no draft" if drafter is None else f"the {drafter.name} drafter"
-        raise InvalidParameter(
-            f"--learn is for a draft model of its own, such as pair-draft or a folder of one, not for {name}: name one "
-            "by --draft, or leave --learn out."
-        )
-    if not all(one.is_floating_point() for one in module.state_dict().values()):
-        raise InvalidParameter(
-            "--learn is for a draft model whose weights are all floating point numbers, and this one's are rounded: "
-            "name the unrounded one by --draft, or leave --learn out."
-        )
-    return module
+    return () if module is None else (module,)
+
+
+def states_to_learn(drafter: Drafter | None) -> tuple[Layer, ...]:
+    """Return the layers whose states a lesson has beside the last ones: those that a head reads, if it reads others."""
+    reads = () if drafter is None else drafter.needs.layers
+    return () if reads == ("final",) else reads

@@ -298,7 +298,8 @@ def pack_linear_layers(model: nn.Module) -> nn.Module:
     """
     if fits_packed(model):
         for name, module in list(model.named_modules()):
-            if type(module) is nn.Linear and module.weight.numel() > SMALL:
+            unpacked = type(module) is nn.Linear or (isinstance(module, PackedLinear) and module.origin is None)
+            if unpacked and module.weight.numel() > SMALL:
                 model.set_submodule(name, PackedLinear(module))
     return model
 

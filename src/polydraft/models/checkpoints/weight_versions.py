@@ -54,7 +54,7 @@ def put_weights(network: nn.Module, weights: Weights) -> None:
     """
     own = dict(network.named_parameters())
     if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in weights.items()}:
-        raise CheckpointError("The weights are not those of this draft model: their names or shapes differ.")
+        raise CheckpointError("The weights are not those of this draft: their names or shapes differ.")
     if not all(bool(one.isfinite().all()) for one in weights.values()):
         raise CheckpointError("The weights are no numbers.")
     with torch.no_grad():
@@ -153,7 +153,7 @@ class VersionFolder:
                 reason = error.strerror or error
                 raise ResultsError(f"{self.path} cannot be written: {reason}; name another folder.") from error
         if there != own:
-            kind = "target" if there.get("target") != target else "draft model"
+            kind = "target" if there.get("target") != target else "draft"
             raise ResultsError(f"{self.path} holds what was learnt for another {kind}; name another folder by --learn.")
 
     def versions(self) -> list[WeightVersion]:

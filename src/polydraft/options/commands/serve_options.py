@@ -157,8 +157,8 @@ class Settings:
     grace: float = option(30.0, "Seconds for running requests when told to stop.", LIMITS, least=0)
     learn: str | None = option(
         None,
-        "Let the draft model learn from finished texts, into this folder (docs/learning.md). Default: nothing is "
-        "learnt.",
+        "Let the draft model or head learn from finished texts, into this folder (docs/learning.md). Default: nothing "
+        "is learnt.",
         LEARNING,
         metavar="FOLDER",
         check=folder_of_versions,

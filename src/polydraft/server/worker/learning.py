@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from polydraft.drafters.learnt import module_to_learn
 from polydraft.models.checkpoints.weight_versions import VersionFolder
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Event, Stop
@@ -65,25 +64,26 @@ def run_learner(settings: Settings, pipe: Connection, plan: Any = None) -> None:
 def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
     """Return the learner with a copy of the draft; of the target no more than its ends is kept."""
     from polydraft.server.worker.served import load_served
-    from polydraft.training.heads.losses.masked_training import copied
-    from polydraft.training.heads.losses.row_losses import TargetEnds
     from polydraft.training.online.online_learning import LearningPlan, OnlineLearner
+    from polydraft.training.online.taught_drafts import taught
 
     served = load_served(
         replace(settings, learn=None, learn_bytes=None, unlearnt_keys=(), device="cpu", draft_device=None)
     )
-    module = module_to_learn(served.draft)
-    network = copied(module, 0, None)
-    plan = plan or LearningPlan(most_bytes=bytes_to_learn(settings, served.target.width))
-    return OnlineLearner(network, TargetEnds.of(served.target.model), folder, plan)
+    plan = plan or LearningPlan(most_bytes=bytes_to_learn(settings, served.draft, served.target.width))
+    return OnlineLearner(*taught(served.draft, served.target.model), folder, plan)
 
 
 def lesson_of(said: Mapping[str, Any]) -> Any:
     """Return a finished text as it was said."""
     from polydraft.training.online.lesson_buffer import TaughtText
 
-    final = torch.frombuffer(bytearray(said["final"]), dtype=torch.int16).view(torch.bfloat16)
-    return TaughtText(tuple(said["ids"]), said["given"], said["heat"], final.view(-1, said["width"]))
+    found = (
+        torch.frombuffer(bytearray(said["states"]), dtype=torch.int16).view(torch.bfloat16).view(len(said["ids"]), -1)
+    )
+    width = said["width"]
+    features = found[:, width:].contiguous() if found.shape[1] > width else None
+    return TaughtText(tuple(said["ids"]), said["given"], said["heat"], found[:, :width].contiguous(), features=features)
 
 
 def _learn(learner: Any, pipe: Connection, clock: Callable[[], float] = time.perf_counter) -> None:

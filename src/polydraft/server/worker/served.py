@@ -41,7 +41,7 @@ LEAST_LONGEST = 16
 class LoadedModels:
     """A target with its tokenizer and the drafter of its draft model or head, if there is one.
 
-    `learnt` has the versions of the draft model's weights where these are learnt.
+    `learnt` has the versions of the draft's weights where these are learnt.
     """
 
     settings: Settings
@@ -223,6 +223,6 @@ def load_served(settings: Settings) -> LoadedModels:
     draft = None if pair.draft is None else as_drafter(pair.draft)
     learnt = None
     if settings.learn is not None:
-        bytes_to_learn(settings, target.width)
         learnt = ServedVersions(Path(settings.learn), draft, target)
+        bytes_to_learn(settings, draft, target.width)
     return LoadedModels(settings, target, pair.tokenizer, draft, learnt)

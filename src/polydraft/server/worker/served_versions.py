@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.drafters import Drafter
-from polydraft.drafters.learnt import LearntDrafter, module_to_learn
+from polydraft.drafters.learnt import LearntDrafter, LearntHead, learnt, parts_to_learn, states_to_learn
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, pack_linear_layers
 from polydraft.models.checkpoints.weight_versions import (
     USED,
     VersionFolder,
@@ -47,19 +47,21 @@ class ServedVersions:
     """
 
     def __init__(self, folder: Path, draft: Drafter | None, target: HuggingFaceModel) -> None:
-        self._module = module_to_learn(draft)
+        from polydraft.training.online.taught_drafts import module_to_learn  # which takes seconds as well
+
+        self._module = module_to_learn(draft, target.model)
         self._draft: Any = draft
         check_target_to_learn_from(target)
         self._shipped = WeightVersion(0, weights_digest(weights_of(self._module)), {})
         self._folder = VersionFolder(folder)
         self._folder.check_origin(rough_digest(target.model), self._shipped.digest)
         self._models: OrderedDict[str, Any] = OrderedDict()
-        self._drafters: OrderedDict[str, LearntDrafter] = OrderedDict()
+        self._drafters: OrderedDict[str, LearntDrafter | LearntHead] = OrderedDict()
         self._known: dict[str, WeightVersion] = {}
         self._damaged = set[str]()
         self._mark = ""
 
-    def named(self, wanted: str | None) -> LearntDrafter:
+    def named(self, wanted: str | None) -> LearntDrafter | LearntHead:
         """Return the drafter of a version; of the one in use if none is named.
 
         Raises:
@@ -105,25 +107,30 @@ class ServedVersions:
                 warnings.warn(f"The version {one} of the draft is damaged; an older one drafts.", stacklevel=2)
         return self._shipped
 
-    def _drafter(self, version: WeightVersion, look: int) -> LearntDrafter:
+    def _drafter(self, version: WeightVersion, look: int) -> LearntDrafter | LearntHead:
         name = f"{version.name}.{look}"
         if name not in self._drafters:
-            base, model = self._draft, self._model(version)
-            named = (name, version.key(look), self._mark)
-            self._drafters[name] = LearntDrafter(model, base.shortlist_size, base.params, *named)
+            made = self._model(version)
+            self._drafters[name] = learnt(self._draft, made, name, version.key(look), self._mark)
         self._drafters.move_to_end(name)
         while len(self._drafters) > MOST_NAMED:
             self._drafters.popitem(last=False)
         return self._drafters[name]
 
     def _model(self, version: WeightVersion) -> Any:
-        """Return a version's model, of its own weights, which nobody writes to again."""
+        """Return a version's model, or its network and ends, of its own weights, which nobody writes to again."""
+        shipped = parts_to_learn(self._draft)
         if not version.number:
-            return self._draft.model
+            return shipped if len(shipped) > 1 else self._draft.model
         if version.name not in self._models:
-            module = copy.deepcopy(self._module)
+            module = copy.deepcopy(self._module, {id(one): one for one in self._module.buffers()})
             put_weights(module, self._folder.read(version))
-            self._models[version.name] = HuggingFaceModel(module.requires_grad_(False).eval())
+            module.requires_grad_(False).eval()
+            if len(shipped) > 1:
+                like = next(shipped[0].parameters())
+                self._models[version.name] = (*pack_linear_layers(module.to(like.device, like.dtype)).children(),)
+            else:
+                self._models[version.name] = HuggingFaceModel(module)
         self._models.move_to_end(version.name)
         while len(self._models) > MOST_LOADED:
             gone, _ = self._models.popitem(last=False)
@@ -153,13 +160,15 @@ def check_target_to_learn_from(target: HuggingFaceModel) -> None:
         )
 
 
-def bytes_to_learn(settings: Settings, width: int) -> int:
+def bytes_to_learn(settings: Settings, draft: Drafter | None, width: int) -> int:
     """Return how many bytes of texts a learner keeps, for a target whose states have so many channels.
+
+    A lesson has a state of each token for the last layer, and for each that a head reads.
 
     Raises:
         InvalidParameter: so few are asked for that no comparison would ever have texts enough.
     """
-    least = 2 * HELD_TEXTS * MOST_TOKENS * (2 * width + 8)
+    least = 2 * HELD_TEXTS * MOST_TOKENS * (2 * width * (1 + len(states_to_learn(draft))) + 8)
     if settings.learn_bytes is None:
         return max(USUAL_BYTES, least)
     if settings.learn_bytes < least:

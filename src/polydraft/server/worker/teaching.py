@@ -1,4 +1,6 @@
-"""Finished texts become lessons: between steps the target reads them once more, for the states of its last layer.
+"""Finished texts become lessons: between steps the target reads them once more, for the states that a draft learns by.
+
+They are those of its last layer, from which all its rows follow, and those of the layers that a head reads.
 
 A lesson's states could be kept as the text is written. They are read again instead: a pass over a whole text costs a
 small part of what writing it took, no drafter and no cache has to know of it, and what is decoded stays as it is
@@ -14,8 +16,10 @@ from typing import Any
 
 import torch
 
+from polydraft.drafters.learnt import states_to_learn
 from polydraft.engine import Request
 from polydraft.models import cache_in
+from polydraft.models.anatomy import observed_layers
 from polydraft.server.worker.asking import TextRequest
 from polydraft.server.worker.asks import Event
 from polydraft.server.worker.served import LoadedModels
@@ -123,8 +127,11 @@ class Teaching:
         target = self._served.target
         before = {} if past is None else {target.cached_as: past}
         model: Any = target.model
-        output = model.get_decoder()(input_ids=ids, use_cache=keeps or past is not None, **before)
-        return output.last_hidden_state[0].bfloat16().cpu(), cache_in(output)
+        read = states_to_learn(self._served.draft)
+        with observed_layers(model, read, target.modules) as observed:
+            output = model.get_decoder()(input_ids=ids, use_cache=keeps or past is not None, **before)
+        found = torch.cat([output.last_hidden_state, *(observed[layer] for layer in read)], -1)
+        return found[0].bfloat16().cpu(), cache_in(output)
 
     def _read(self, text: FinishedText) -> Iterator[None]:
         """Go through a text, with a stop behind every chunk but the last."""
@@ -138,6 +145,7 @@ class Teaching:
             more = first + size < len(text.ids)
             states, past = self._states(ids[:, first : first + size], past, keeps=more)
             found.append(states)
-        final = torch.cat(found)
-        numbers = final.view(torch.int16).numpy().tobytes()
-        self._say(Event(LESSON, said={**vars(text), "final": numbers, "width": final.shape[-1]}))
+        whole, read = torch.cat(found), states_to_learn(self._served.draft)
+        width = whole.shape[-1] - len(read) * self._served.target.width
+        numbers = whole.view(torch.int16).numpy().tobytes()
+        self._say(Event(LESSON, said={**vars(text), "states": numbers, "width": width}))

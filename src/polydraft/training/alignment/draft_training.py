@@ -62,6 +62,7 @@ class DraftTraining(HeadTraining):
     """
 
     heated = True
+    follows = True
 
     def __init__(
         self,
@@ -197,6 +198,11 @@ class DraftTraining(HeadTraining):
             overlap = ratio = (best == tokens).float()
         ratio, overlap = (chains_from(asked, one, length).double().cpu() for one in (ratio, overlap))
         return ChainsOfText(ratio, overlap, asked.sum(-1).cpu())
+
+    def ratios(self, batch: HeadBatch, heat: float, length: int) -> tuple[Float[Tensor, "b n g"], Int[Tensor, "b"]]:
+        """Return the ratios of chains and the numbers of places; arguments as of `chains`."""
+        found = self.chains(batch, heat, length)
+        return found.ratio, found.written
 
 
 def written(asked: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:

@@ -30,6 +30,7 @@ class TaughtText:
         heat: the temperature that it was written at.
         final: the target's last hidden state at every token, in bfloat16.
         number: how many lessons came before it.
+        features: the states of the layers that a head reads, joined, likewise; None where the draft reads no others.
     """
 
     ids: tuple[int, ...]
@@ -37,11 +38,13 @@ class TaughtText:
     heat: float
     final: Tensor
     number: int = 0
+    features: Tensor | None = None
 
     @property
     def size(self) -> int:
         """How many bytes it takes."""
-        return 8 * len(self.ids) + self.final.numel() * self.final.element_size()
+        states = [one for one in (self.final, self.features) if one is not None]
+        return 8 * len(self.ids) + sum(one.numel() * one.element_size() for one in states)
 
     @property
     def written(self) -> int:
@@ -155,9 +158,13 @@ def batched(lessons: Sequence[TaughtText]) -> HeadBatch:
     ids = torch.zeros(len(lessons), longest, dtype=torch.int64)
     valid = torch.zeros(len(lessons), longest, dtype=torch.uint8)
     final = torch.zeros(len(lessons), longest, lessons[0].final.shape[-1])
+    read = lessons[0].features
+    features = torch.zeros(len(lessons), longest, 0 if read is None else read.shape[-1])
     for row, one in enumerate(lessons):
         ids[row, : len(one.ids)] = torch.tensor(one.ids)
         valid[row, one.given : len(one.ids)] = 1
         final[row, : len(one.ids)] = one.final.float()
+        if one.features is not None:
+            features[row, : len(one.ids)] = one.features.float()
     heats = torch.tensor([one.heat for one in lessons])
-    return HeadBatch(ids, valid, final[..., :0], final, torch.zeros(ids.shape), heats)
+    return HeadBatch(ids, valid, features, final, torch.zeros(ids.shape), heats)

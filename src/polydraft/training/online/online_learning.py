@@ -1,7 +1,7 @@
-"""A draft model that learns from what its target has just written, and whose versions pass a gate before they are used.
+"""A draft that learns from what its target has just written, and whose versions pass a gate before they are used.
 
-Texts are the target's own whatever the draft was, so that the losses and the expected calls of `draft_training` hold on
-them without weights. What learns is a copy: the weights that serve are versions in a folder, each of which stays as it
+Texts are the target's own whatever the draft was, so that losses and expected calls hold on them without weights. What
+learns is a copy: the weights that serve are versions in a folder, each of which stays as it
 is. Every so many steps there is a look: the weights in use are compared with their parent, to which the pointer goes
 back if they cost calls on texts that came since, and the new ones with those in use.
 
@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from polydraft.errors import CheckpointError
 from polydraft.models.checkpoints.weight_versions import (
@@ -28,17 +27,16 @@ from polydraft.models.checkpoints.weight_versions import (
     weights_digest,
     weights_of,
 )
-from polydraft.training.alignment.draft_losses import CHAIN, draft_loss
-from polydraft.training.alignment.draft_training import DraftTraining
+from polydraft.training.alignment.draft_losses import CHAIN
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
-from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.losses.row_losses import HeadTraining
 from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText, batched
 from polydraft.training.online.version_gate import Saving
 
 SLOWER = 1.05
 """A pass of new weights may take so many times as long as one of those in use."""
-TIMED = 5
-"""Passes of either, of which the fastest counts."""
+TIMED, PASSED = 5, 2
+"""Passes of either, of which the fastest counts; of how many texts these are."""
 LATE_TEXTS = 50
 """So many held-out texts must have come since a swap before it is rolled back."""
 SWAPPED, KEPT, ROLLED_BACK, FORGOTTEN, UNWRITTEN = "swapped", "kept", "rolled back", "forgotten", "unwritten"
@@ -49,7 +47,6 @@ class LearningPlan:
     """How a draft learns while it serves.
 
     Args:
-        loss: what it learns by, a word of `DRAFT_LOSSES`.
         rate: AdamW's rate, which stays.
         texts: lessons of a step.
         steps: between two looks.
@@ -59,7 +56,6 @@ class LearningPlan:
         seed: of what is drawn.
     """
 
-    loss: str = "fkl+lk-alpha"
     rate: float = 3e-4
     texts: int = 8
     steps: int = 100
@@ -90,29 +86,25 @@ class Look:
 
 
 class OnlineLearner:
-    """Learns a draft model's weights, and decides which version of them is used.
+    """Learns a draft's weights, and decides which version of them is used.
 
     Args:
-        network: a copy of the draft model in single precision, whose weights change.
-        ends: the target's.
+        training: a copy of the draft in single precision, with its loss.
+        network: the module in it whose weights are the versions.
         folder: where versions are kept.
         plan: how it learns.
         clock: tells seconds.
-
-    Raises:
-        InvalidParameter: the loss is none.
     """
 
     def __init__(
         self,
-        network: PreTrainedModel,
-        ends: TargetEnds,
+        training: HeadTraining,
+        network: nn.Module,
         folder: VersionFolder,
         plan: LearningPlan,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        network.requires_grad_(True).eval()
-        self.training = DraftTraining(network, ends, draft_loss(plan.loss))
+        self.training, self.network = training, network
         self.folder, self.plan, self.clock = folder, plan, clock
         self.base = weights_of(network)
         self.shipped = WeightVersion(0, weights_digest(self.base), {})
@@ -137,7 +129,7 @@ class OnlineLearner:
         return self.shipped
 
     def _learn_from(self, weights: Weights) -> None:
-        put_weights(self.training.network, weights)
+        put_weights(self.network, weights)
         self.optimizer = torch.optim.AdamW(
             self.training.parameters(), self.plan.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -159,17 +151,24 @@ class OnlineLearner:
 
     def digest(self) -> str:
         """Return a digest of all that it knows: its lessons, and its weights."""
-        return f"{self.buffer.digest()}{weights_digest(weights_of(self.training.network))}"
+        return f"{self.buffer.digest()}{weights_digest(weights_of(self.network))}"
 
     def step(self) -> float:
         """Take a step; return its loss."""
-        loss = self.training(**vars(batched(self.buffer.learnt.some(self.plan.texts))))["loss"]
+        loss = self._loss(self.buffer.learnt.some(self.plan.texts))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.training.parameters(), 1.0)
         self.optimizer.step()
         self.taken, self.steps = self.taken + 1, self.steps + 1
         return float(loss.detach())
+
+    def _loss(self, lessons: Sequence[TaughtText]) -> Tensor:
+        """Return the loss of some lessons, of which some drafts are told the heat, and others what they lack."""
+        batch, (ends,) = batched(lessons), self.training.target
+        total = batch.lse if ends.tokens is None else ends.totals(batch.final)
+        told = replace(batch, lse=total, heat=batch.heat if self.training.heated else None)
+        return self.training(**vars(told))["loss"]
 
     def look(self) -> Look:
         """Compare, and let another version be used if that is better; the number goes into the keys of texts."""
@@ -216,7 +215,7 @@ class OnlineLearner:
 
     def _gated(self, number: int) -> Look:
         """Take the new weights if they are better on all held-out texts."""
-        new, old = weights_of(self.training.network), self._weights(self.used)
+        new, old = weights_of(self.network), self._weights(self.used)
         if not all(bool(one.isfinite().all()) for one in new.values()):
             self._learn_from(old)
             return Look(number, KEPT, self._name(self.used), reason="the new weights are no numbers")
@@ -264,42 +263,41 @@ class OnlineLearner:
 
     def _calls(self, weights: Weights, lessons: Sequence[TaughtText]) -> Float[Tensor, " n"]:
         """Return the expected target calls of each text under some weights; what learns stays as it is."""
-        own = weights_of(self.training.network)
-        put_weights(self.training.network, weights)
+        own = weights_of(self.network)
+        put_weights(self.network, weights)
         try:
             return calls_of(self.training, lessons, self.plan.texts)
         finally:
-            _put_back(self.training.network, own)
+            _put_back(self.network, own)
 
     @torch.no_grad()
     def _is_slower(self, before: Weights, after: Weights) -> bool:
         """Tell whether a pass takes longer, as one of numbers that are too small for the machine's usual arithmetic."""
-        own, best = weights_of(self.training.network), [float("inf")] * 2
-        ids = torch.zeros(4, 64, dtype=torch.int64)
+        own, best, lessons = weights_of(self.network), [float("inf")] * 2, self.buffer.held_out.lessons[:PASSED]
         for _ in range(TIMED):
             for place, weights in enumerate((before, after)):
-                put_weights(self.training.network, weights)
+                put_weights(self.network, weights)
                 begun = self.clock()
-                self.training.network(input_ids=ids, use_cache=False)
+                self._loss(lessons)
                 best[place] = min(best[place], self.clock() - begun)
-        _put_back(self.training.network, own)
+        _put_back(self.network, own)
         return best[1] > SLOWER * best[0]
 
 
-def calls_of(training: DraftTraining, lessons: Sequence[TaughtText], texts: int = 8) -> Float[Tensor, " n"]:
+def calls_of(training: HeadTraining, lessons: Sequence[TaughtText], texts: int = 8) -> Float[Tensor, " n"]:
     """Return the expected target calls of each text, for chains of five verified as a block; `texts` at once."""
     found = torch.zeros(len(lessons), dtype=torch.float64)
     for heat in sorted({one.heat for one in lessons}):
         places = [place for place, one in enumerate(lessons) if one.heat == heat]
         for first in range(0, len(places), texts):
             some = places[first : first + texts]
-            chains = training.chains(batched([lessons[place] for place in some]), heat, CHAIN)
-            found[some] = expected_calls(kept_as_block(chains.ratio), chains.written)
+            ratio, written = training.ratios(batched([lessons[place] for place in some]), heat, CHAIN)
+            found[some] = expected_calls(kept_as_block(ratio), written)
     return found
 
 
 @torch.no_grad()
-def _put_back(network: PreTrainedModel, weights: Weights) -> None:
-    """Give a model the weights that it had, whatever they are."""
+def _put_back(network: nn.Module, weights: Weights) -> None:
+    """Give a draft the weights that it had, whatever they are."""
     for name, one in network.named_parameters():
         one.copy_(weights[name])

@@ -4,7 +4,7 @@ Queries are the blocks' slots alone; keys are the context and the blocks. A slot
 own block. Labels are the text that the target wrote; the laws come from the target's own final hidden states.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +15,17 @@ from polydraft.drafters.heads.block_head import BlockHead
 from polydraft.drafters.heads.drafter import BoundEnds
 from polydraft.drafters.heads.paths import FilledBlock, Place
 from polydraft.training.heads.losses.row_losses import (
+    STATES,
     HeadBatch,
     HeadTraining,
+    RowsAlong,
     TargetEnds,
     agreement,
     chances,
     cross_entropy,
     d_pace,
     decaying,
+    places_behind,
     unsure,
     weighted,
 )
@@ -103,6 +106,8 @@ class BlockTraining(HeadTraining):
         anchors: blocks per text.
     """
 
+    follows = True
+
     def __init__(self, head: BlockHead, target: TargetEnds, anchors: int, weights: BlockLoss = BlockLoss()) -> None:
         super().__init__(target)
         self.head, self.anchors, self.weights = head, anchors, weights
@@ -124,6 +129,20 @@ class BlockTraining(HeadTraining):
         mean = (agreement(logits, laws) * there).flatten(0, 1).sum(0) / count.clamp_min(1)
         loss = self.cost(block, BlockRows(before, logits, laws, labels, there, sure))
         return {"loss": loss, "overlap": mean.detach(), "count": count}
+
+    def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
+        """Yield the rows of a block behind every place, of as many blocks at once as have some hundreds of rows."""
+        (target,), ids, drafts = self.target, batch.ids, self.head.shape.drafts
+        texts, roots = places_behind(batch)
+        order = torch.arange(drafts, device=ids.device)
+        for text in texts.unique():
+            own = slice(int(text), int(text) + 1)
+            for anchors in roots[texts == text].split(max(1, STATES // drafts)):
+                block = block_slots(self.head, target, ids[own], batch.features[own], anchors.unsqueeze(0))
+                before = ids[own][:, (anchors.unsqueeze(-1) + order).clamp_max(ids.shape[1] - 1)]
+                logits, _ = forced(self.head, block, before)
+                for depth in range(min(drafts, length)):
+                    yield RowsAlong(text.expand(len(anchors)), anchors, depth, logits[0, :, depth])
 
     def cost(self, block: FilledBlock, rows: BlockRows) -> Float[Tensor, ""]:
         """Return the loss of blocks."""

@@ -14,7 +14,7 @@ SafeAILab/EAGLE; HASS (2408.15766), HArmonizedSS/HASS (`model/cnets_hass.py`, `t
 multiply scores by 0 where these hide keys.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +27,14 @@ from polydraft.errors import InvalidParameter
 from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
+    RowsAlong,
     TargetEnds,
     agreement,
     cross_entropy,
+    in_parts,
     lk_alpha,
     lk_lambda,
+    places_behind,
     same_tokens,
     smooth_l1,
     soft_cross_entropy,
@@ -105,6 +108,7 @@ class PairTraining(HeadTraining):
         ends: what the head has of its own at its ends, such as output rows that are trained; None for nothing.
     """
 
+    follows = True
     through = True
     """Whether gradients flow from pass to pass."""
 
@@ -151,6 +155,18 @@ class PairTraining(HeadTraining):
             overlaps.append(weighted(agreement(logits, laws), there.float()).detach())
             counts.append(there.sum())
         return losses, overlaps, counts
+
+    def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
+        """Yield the rows of the passes behind every place that has a pair."""
+        texts, roots = places_behind(batch, self.head.opens)
+        features = batch.final if self.head.reads == ("final",) else batch.features
+        made = unrolled(self.head, self.embedded, batch.ids, features, length, through=False)
+        for depth, states in enumerate(made):
+
+            def logits(some: Tensor, own: Tensor, states: Tensor = states) -> Tensor:
+                return self.logits(states[some, own - self.head.opens])
+
+            yield from in_parts(texts, roots, depth, logits)
 
     def _asked(
         self, depth: int, batch: HeadBatch

@@ -4,7 +4,7 @@ The heads read the target's last hidden state at token t. Draft i is token t + i
 from the target's own state at token t + i + 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,9 +16,12 @@ from polydraft.errors import InvalidParameter
 from polydraft.training.heads.losses.row_losses import (
     HeadBatch,
     HeadTraining,
+    RowsAlong,
     TargetEnds,
     agreement,
     cross_entropy,
+    in_parts,
+    places_behind,
     same_tokens,
     summed,
     weighted,
@@ -55,6 +58,8 @@ class MedusaTraining(HeadTraining):
     Raises:
         InvalidParameter: the heads have other tokens than the target's rows.
     """
+
+    follows = True
 
     def __init__(
         self,
@@ -93,6 +98,16 @@ class MedusaTraining(HeadTraining):
             overlaps.append((overlap.where(there, 0.0).sum() / counts[-1].clamp_min(1)).detach())
         return summed(losses, overlaps, counts)
 
+    def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
+        """Yield the heads' rows behind every place but a text's first, before which there is no state."""
+        texts, roots = places_behind(batch, 1)
+        for depth in range(min(len(self.heads), length)):
+
+            def logits(some: Tensor, own: Tensor, depth: int = depth) -> Tensor:
+                return self.logits(depth, batch.final[some, own - 1])
+
+            yield from in_parts(texts, roots, depth, logits)
+
     def laws(self, final: Float[Tensor, "*b d"], total: Float[Tensor, "*b"]) -> Float[Tensor, "*b V"]:
         """Return the target's laws; arguments are those of `TargetEnds.laws`."""
         return self.target[0].laws(final, total)
@@ -124,6 +139,8 @@ class WalkTraining(HeadTraining):
         row_loss: a loss of logits against the target's law; None for the cross entropy of the text's tokens.
     """
 
+    follows = True
+
     def __init__(self, network: WalkedHead, target: TargetEnds, row_loss: RowLoss | None) -> None:
         super().__init__(target)
         self.network, self.row_loss = network, row_loss
@@ -131,13 +148,10 @@ class WalkTraining(HeadTraining):
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the losses of all depths, at every place of the texts."""
         (target,), ids, final, network = self.target, batch.ids, batch.final, self.network
-        valid = batch.valid.bool()
-        read = batch.features if len(network.reads) > 1 else final
-        asked, states = asked_for(valid, network.depths), network.begin(network.taught(read, valid))
+        asked = asked_for(batch.valid.bool(), network.depths)
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
-        for depth in range(network.depths):
-            there, tokens = asked[..., depth], ids.roll(-depth - 1, 1)
-            states = network.read(states, tokens, target.embed(tokens) if network.embeds else None, depth)
+        for depth, states in enumerate(self.walked(batch, network.depths)):
+            there = asked[..., depth]
             logits, label = network.rows(states[there], depth, target.output), ids.roll(-depth - 2, 1)[there]
             laws = target.laws(*(one.roll(-depth - 1, 1)[there] for one in (final, batch.lse)))
             known = target.place_of(label)
@@ -146,3 +160,23 @@ class WalkTraining(HeadTraining):
             losses.append(values.sum() / counts[-1].clamp_min(1))
             overlaps.append(agreement(logits, laws).sum().detach() / counts[-1].clamp_min(1))
         return summed(losses, overlaps, counts)
+
+    def walked(self, batch: HeadBatch, depths: int) -> Iterator[Float[Tensor, "b t s"]]:
+        """Yield the states of nodes of each depth, below the token that follows each place."""
+        (target,), network, valid = self.target, self.network, batch.valid.bool()
+        read = batch.features if len(network.reads) > 1 else batch.final
+        states = network.begin(network.taught(read, valid))
+        for depth in range(depths):
+            tokens = batch.ids.roll(-depth - 1, 1)
+            states = network.read(states, tokens, target.embed(tokens) if network.embeds else None, depth)
+            yield states
+
+    def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
+        """Yield the walks' rows behind every place but a text's first, before which there is no state."""
+        (target,), network, (texts, roots) = self.target, self.network, places_behind(batch, 1)
+        for depth, states in enumerate(self.walked(batch, min(network.depths, length))):
+
+            def logits(some: Tensor, own: Tensor, depth: int = depth, states: Tensor = states) -> Tensor:
+                return network.rows(states[some, own - 1], depth, target.output)
+
+            yield from in_parts(texts, roots, depth, logits)

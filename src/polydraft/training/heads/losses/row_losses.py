@@ -5,8 +5,9 @@ are given. What p has elsewhere can never be accepted.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -91,11 +92,31 @@ class TargetEnds:
         """
         if self.tokens is None:
             return torch.ones(final.shape[:-1], dtype=torch.bool, device=final.device)
-        every = self.every
-        if every is None:
-            raise InvalidParameter("The target's likeliest tokens follow from all of its output rows; give every.")
+        every = self._all_rows()
         best = torch.cat([(part.to(every) @ every.mT).argmax(-1) for part in final.flatten(0, -2).split(STATES)])
         return (self.place_of(best) >= 0).view(final.shape[:-1])
+
+    def _all_rows(self) -> Float[Tensor, "V d"]:
+        """Return the output rows of all of the target's tokens."""
+        if self.tokens is None:
+            return self.rows
+        if self.every is None:
+            raise InvalidParameter("What the target makes of all its tokens follows from all output rows; give every.")
+        return self.every
+
+    @torch.no_grad()
+    def totals(self, final: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        """Return the log of the sum of exp of all of the target's logits, which are made of few states at a time."""
+        every = self._all_rows()
+        parts = [(part.to(every) @ every.mT).float().logsumexp(-1) for part in final.flatten(0, -2).split(STATES)]
+        return torch.cat(parts).view(final.shape[:-1])
+
+    @torch.no_grad()
+    def chances_of(self, ids: Int[Tensor, "b n"], final: Float[Tensor, "b n d"], heat: float) -> Float[Tensor, "b n"]:
+        """Return p(x), the target's chance of each token by the state before it, at a temperature above 0."""
+        every = self._all_rows()
+        chosen = (final * every[ids].to(final)).sum(-1) / heat
+        return torch.exp(chosen - self.totals(final / heat))
 
     def place_of(self, ids: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
         """Return the head's places of tokens; -1 where it has none."""
@@ -105,6 +126,7 @@ class TargetEnds:
         return places.where(self.tokens[places] == ids, -1)
 
 
+Logits = Callable[[Int[Tensor, " m"], Int[Tensor, " m"]], Float[Tensor, "m v"]]
 Rows = Float[Tensor, "*b V"]
 Values = Float[Tensor, "*b"]
 
@@ -227,12 +249,29 @@ class Learner(nn.Module):
         return ()
 
 
+class RowsAlong(NamedTuple):
+    """Rows of a head along texts: the text of each, the place of the last token before its chain, and its logits.
+
+    All are of one depth: so many of the chain's drafts, which are the text's tokens, stand above them.
+    """
+
+    texts: Int[Tensor, " m"]
+    roots: Int[Tensor, " m"]
+    depth: int
+    logits: Float[Tensor, "m v"]
+
+
 class HeadTraining(Learner, ABC):
     """A head with its losses; derive from it.
 
     Args:
         target: the target's embedding and output rows, frozen; of the head's tokens, if it has fewer.
+
+    Attributes:
+        follows: whether it gives the rows of the chains at all places of texts (`along`).
     """
+
+    follows: bool = False
 
     def __init__(self, target: TargetEnds) -> None:
         super().__init__()
@@ -259,6 +298,61 @@ class HeadTraining(Learner, ABC):
     @abstractmethod
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the `loss`, `overlap` and `count` of a batch."""
+
+    def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
+        """Yield the rows of the chains behind all places of texts that a token of the target's follows, part by part.
+
+        Args:
+            batch: the texts.
+            length: the most drafts of a chain; heads that know fewer depths give fewer.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def ratios(self, batch: HeadBatch, heat: float, length: int) -> tuple[Float[Tensor, "b n g"], Int[Tensor, "b"]]:
+        """Return q(x) / p(x) of the drafts of the chain at each place that the target wrote, which are the text's.
+
+        At temperature 0 a draft is accepted while its likeliest token is the text's: then these are 1, and 0 else.
+
+        Args:
+            batch: texts that were written at one temperature.
+            heat: this.
+            length: the drafts of a chain; 0 stands where a head gives fewer, and behind the texts' ends.
+
+        Returns:
+            the ratios, each text's from its first written place on; and how many places it has.
+        """
+        (target,), asked = self.target, batch.valid[:, 1:].bool()
+        (texts, places), device = asked.shape, asked.device
+        chances_there = target.chances_of(batch.ids[:, 1:], batch.final[:, :-1], heat) if heat else None
+        found = torch.zeros(texts, places, length, device=device)
+        for rows in self.along(batch, length):
+            known = (rows.roots + rows.depth).clamp_max(places - 1)
+            inside = (rows.roots + rows.depth < places) & asked[rows.texts, known]
+            tokens = target.place_of(batch.ids[rows.texts, known + 1])
+            if chances_there is None:
+                values = (rows.logits.argmax(-1) == tokens).float()
+            else:
+                own = chances_there[rows.texts, known].clamp_min(torch.finfo(torch.float32).tiny)
+                values = chances(rows.logits.float() / heat, tokens) / own
+            found[rows.texts, rows.roots, rows.depth] = values.where(inside, 0.0)
+        written = asked.sum(-1)
+        order = torch.arange(places, device=device)
+        moved = (asked.int().argmax(-1).unsqueeze(-1) + order).clamp_max(places - 1)
+        found = found.gather(1, moved.unsqueeze(-1).expand_as(found))
+        return found.where((order < written.unsqueeze(-1)).unsqueeze(-1), 0.0).double().cpu(), written.cpu()
+
+
+def places_behind(batch: HeadBatch, first: int = 0) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Return the texts and places, from one on, behind which a token of the target's stands."""
+    texts, roots = batch.valid[:, 1:].bool().nonzero().unbind(-1)
+    return texts[roots >= first], roots[roots >= first]
+
+
+def in_parts(texts: Int[Tensor, " m"], roots: Int[Tensor, " m"], depth: int, logits: Logits) -> Iterator[RowsAlong]:
+    """Yield rows of a depth, `STATES` at a time, where `logits` gives those of some of these texts and places."""
+    for some, own in zip(texts.split(STATES), roots.split(STATES), strict=True):
+        yield RowsAlong(some, own, depth, logits(some, own))
 
 
 def summed(losses: Sequence[Tensor], overlaps: Sequence[Tensor], counts: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -48,6 +48,7 @@ class ParallelTraining(PairTraining):
     """
 
     head: ParallelEagle
+    follows = False
 
     def __init__(
         self,
@@ -144,6 +145,7 @@ class FalconTraining(PairTraining):
     """
 
     head: FalconHead
+    follows = False
 
     def __init__(
         self,
