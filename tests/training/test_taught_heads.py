@@ -49,6 +49,7 @@ HEADS: dict[str, Any] = {
     **{term: lambda term=term: block_drafter(term) for term in ("xpress", "lilicorr")},
     "fewer tokens": lambda: HeadDrafter(block_head("mixing", rows=len(FEWER)), HeadEnds(tokens=FEWER)),
     "EAGLE-3": eagle_drafter,
+    "P-EAGLE": parallel_drafter,
     "Medusa": medusa_drafter,
     "MTP": mtp_drafter,
     "SPIRe": spire_drafter,
@@ -134,7 +135,6 @@ def test_own_rows_of_an_eagle_head_are_taught() -> None:
 
 
 REFUSED: dict[str, Drafter] = {
-    "P-EAGLE": parallel_drafter(),
     "Falcon": falcon_drafter(),
     "DFlash": block_drafter("none"),
     "Domino": block_drafter("domino"),

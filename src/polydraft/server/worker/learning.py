@@ -24,6 +24,8 @@ NICE = 19
 """The learner waits for everybody else."""
 REST = 9.0
 """While texts are written it rests so many times as long as it works: a tenth of the time is its own."""
+TOGETHER = 2
+"""Texts whose rows a head has in memory at once: it has rows for several drafts behind every place."""
 LOOKS_UP = 1.0
 """After so many seconds at most it looks whether everything was forgotten, but for the time of a step or a look."""
 TOLD = 1.0
@@ -70,8 +72,10 @@ def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
     served = load_served(
         replace(settings, learn=None, learn_bytes=None, unlearnt_keys=(), device="cpu", draft_device=None)
     )
-    plan = plan or LearningPlan(most_bytes=bytes_to_learn(settings, served.draft, served.target.width))
-    return OnlineLearner(*taught(served.draft, served.target.model), folder, plan)
+    training, network = taught(served.draft, served.target.model)
+    most = bytes_to_learn(settings, served.draft, served.target.width)
+    plan = plan or LearningPlan(most_bytes=most, together=TOGETHER if served.draft.needs.layers else None)
+    return OnlineLearner(training, network, folder, plan)
 
 
 def lesson_of(said: Mapping[str, Any]) -> Any:

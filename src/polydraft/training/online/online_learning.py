@@ -49,6 +49,7 @@ class LearningPlan:
     Args:
         rate: AdamW's rate, which stays.
         texts: lessons of a step.
+        together: of how many of these all rows are in memory at once; None for all of them.
         steps: between two looks.
         least: lessons before the first step.
         held_texts, held_tokens: what a swap must be judged on at least.
@@ -58,6 +59,7 @@ class LearningPlan:
 
     rate: float = 3e-4
     texts: int = 8
+    together: int | None = None
     steps: int = 100
     least: int = 32
     held_texts: int = 200
@@ -155,13 +157,18 @@ class OnlineLearner:
 
     def step(self) -> float:
         """Take a step; return its loss."""
-        loss = self._loss(self.buffer.learnt.some(self.plan.texts))
+        lessons, total = self.buffer.learnt.some(self.plan.texts), 0.0
+        size = self.plan.together or len(lessons)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        for first in range(0, len(lessons), size):
+            part = lessons[first : first + size]
+            loss = self._loss(part) * (len(part) / len(lessons))
+            loss.backward()
+            total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.training.parameters(), 1.0)
         self.optimizer.step()
         self.taken, self.steps = self.taken + 1, self.steps + 1
-        return float(loss.detach())
+        return total
 
     def _loss(self, lessons: Sequence[TaughtText]) -> Tensor:
         """Return the loss of some lessons, of which some drafts are told the heat, and others what they lack."""

@@ -19,6 +19,7 @@ from polydraft.drafters.heads.eagle_head import Eagle1Head, Eagle3Head
 from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.drafters.heads.lilicorr import LiLiCorr
 from polydraft.drafters.heads.mtp_head import MtpHead
+from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.drafters.heads.paths import GatedMarkov, Markov, Mixing, RecurrentMarkov
 from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.drafters.heads.walks.joined import JoinedWalk
@@ -53,6 +54,7 @@ KINDS: Mapping[type[nn.Module], str] = {
     JoinedWalk: "joined-walk",
     Eagle1Head: "eagle",
     Eagle3Head: "eagle-3",
+    ParallelEagle: "p-eagle",
     MtpHead: "mtp",
     SpireHead: "spire",
 }

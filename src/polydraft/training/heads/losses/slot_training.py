@@ -15,6 +15,8 @@ Sources: P-EAGLE (arXiv 2602.01469, section 4), vllm-project/speculators (`model
 Falcon (2412.12639, section 3.2), Bestpay-inc/Falcon (`train/glance.py`).
 """
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -24,7 +26,16 @@ from polydraft.drafters.heads.falcon import FalconHead
 from polydraft.drafters.heads.parallel_eagle import ParallelEagle
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.losses.eagles import PUBLISHED, ROW_LOSSES, EagleLoss, PairTraining, kept_behind
-from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, agreement, smooth_l1, weighted
+from polydraft.training.heads.losses.row_losses import (
+    STATES,
+    HeadBatch,
+    RowsAlong,
+    TargetEnds,
+    agreement,
+    places_behind,
+    smooth_l1,
+    weighted,
+)
 
 HEAT = 0.95
 """The temperature at which Falcon's rows are compared."""
@@ -48,7 +59,6 @@ class ParallelTraining(PairTraining):
     """
 
     head: ParallelEagle
-    follows = False
 
     def __init__(
         self,
@@ -83,6 +93,22 @@ class ParallelTraining(PairTraining):
             "overlap": torch.stack([weighted(overlap, one.to(overlap)) for one in each]).detach(),
             "count": torch.stack([one.sum() for one in each]),
         }
+
+    def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
+        """Yield the rows of the slots behind every place that has a pair: a text's pairs, and the slots of some."""
+        ids, drafts, (texts, roots) = batch.ids, min(self.head.drafts, length), places_behind(batch, 1)
+        pairs = torch.arange(ids.shape[1] - 1, device=ids.device)
+        deep = torch.arange(1, drafts, device=ids.device)
+        for text in texts.unique():
+            own = slice(int(text), int(text) + 1)
+            for some in roots[texts == text].split(max(1, STATES // drafts)):
+                anchors = torch.cat([pairs, (some - 1).repeat(len(deep))]).unsqueeze(0)
+                depth = torch.cat([pairs * 0, deep.repeat_interleave(len(some))]).unsqueeze(0)
+                there = torch.ones_like(depth, dtype=torch.bool)
+                made = self.made(ids[own], batch.features[own], anchors, depth, there)[0]
+                slots = [made[some - 1], *made[len(pairs) :].split(len(some))]
+                for number, states in enumerate(slots):
+                    yield RowsAlong(text.expand(len(some)), some, number, self.logits(states))
 
     def made(
         self,
