@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from polydraft.bench.environment import Place
+from polydraft.bench.environment import RayActor
 from polydraft.bench.speed import read_speed_results
 from polydraft.cli import main
 from polydraft.cli.benchmark import measured_on_ray
@@ -126,7 +126,7 @@ def test_runs_of_actors_are_those_of_one_process_in_its_order(
     assert efficiency[0] == efficiency[1] and len(efficiency[0]) == 4
     written = [json.loads(line) for line in Path("runs.jsonl").read_text().splitlines()][1:]
     assert [row["prompts"] for row in written] == [run["prompts"] for run in reversed(runs[1])], "as they came"
-    assert read_speed_results(Path("runs.jsonl"))[1][0].place == Place(
+    assert read_speed_results(Path("runs.jsonl"))[1][0].place == RayActor(
         "a" * 8, written[0]["place"]["processor"], written[0]["place"]["cores"]
     )
     assert actors.sizes[0]["cpus"] == 1 and actors.sizes[-1]["copies"] == (2, 2)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from polydraft.bench import Prompt
-from polydraft.bench.environment import Place, actors_in_words
+from polydraft.bench.environment import RayActor, actors_in_words
 from polydraft.catalogue import drafter_line, node_rules, rule_line, tree_rules
 from polydraft.cli.benchmark.bench import as_rich, keep_all, kept, print_lines, settings_of
 from polydraft.cli.benchmark.measured_on_ray import check_measured_on_ray, measuring
@@ -51,7 +51,7 @@ def run_limits(options: LimitsOptions) -> int:
     settings = settings_of(LimitsSettings, options, drafts=parse_numbers(options.numbers))
     notes, prompts = new_console(errors=True, quiet=options.as_json), checked(options)
     names = (options.target or "embedded pair's target", options.draft or "embedded pair's draft")
-    sent, actors = placed(options) if options.ray else options, set[Place | None]()
+    sent, actors = placed(options) if options.ray else options, set[RayActor | None]()
     job, reads = (sent, settings, names, prompts), [sent.target, sent.draft, store_of(sent.drafter or "none")[0]]
     with measuring(options, LoadedLimits, job, reads, notes) as (conditions, (settings, chosen), measure):
         results = Results(conditions, options.out, settings)

@@ -23,7 +23,7 @@ BUSY = 1.5
 
 
 @dataclass(frozen=True)
-class Place:
+class RayActor:
     """An actor of a Ray cluster that measured.
 
     Args:
@@ -37,7 +37,7 @@ class Place:
     cores: int | None
 
 
-def actors_in_words(places: Iterable[Place | None]) -> str:
+def actors_in_words(places: Iterable[RayActor | None]) -> str:
     """Say how many actors of a cluster measured, on which processors; empty where none did."""
     found = Counter(one.processor for one in {*places} if one is not None)
     if not found:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.environment import Place, described, machine, versions
+from polydraft.bench.environment import RayActor, described, machine, versions
 from polydraft.bench.result_lines import from_fields, keep_lines, open_lines, read_lines
 from polydraft.bench.speed.arms import Arm
 from polydraft.bench.speed.equality import Difference
@@ -56,7 +56,7 @@ class SpeedRecord:
     load: float | None
     same_text: bool | None
     differences: tuple[Difference, ...]
-    place: Place | None = None
+    place: RayActor | None = None
 
     @property
     def round(self) -> RoundKey:

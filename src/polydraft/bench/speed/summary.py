@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
-from polydraft.bench.environment import Place
+from polydraft.bench.environment import RayActor
 from polydraft.bench.prompts import ALL
 from polydraft.bench.speed.arms import PLAIN
 from polydraft.bench.speed.equality import Difference
@@ -112,7 +112,7 @@ def typical_load(records: Sequence[SpeedRecord]) -> float | None:
     return median(loads) if loads else None
 
 
-def actors_of(records: Sequence[SpeedRecord]) -> list[Place]:
+def actors_of(records: Sequence[SpeedRecord]) -> list[RayActor]:
     """Return who measured in a Ray cluster; none where no cluster did."""
     return list(dict.fromkeys(one.place for one in records if one.place is not None))
 

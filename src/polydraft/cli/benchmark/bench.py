@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from polydraft.bench import USUAL, Prompt, Table
-from polydraft.bench.environment import Place, cluster_machine, is_busy
+from polydraft.bench.environment import RayActor, cluster_machine, is_busy
 from polydraft.bench.speed import (
     PLAIN,
     Arm,
@@ -162,7 +162,7 @@ def _measured(job: BenchJob, notes: Console) -> tuple[SpeedResults, bool]:
         done = results.done(arms)
         due = [one for one in every if one.key not in done]
 
-        def keep(found: tuple[list[SpeedRecord], Place | None]) -> None:
+        def keep(found: tuple[list[SpeedRecord], RayActor | None]) -> None:
             results.add([replace(run, place=found[1]) for run in found[0]])
 
         bar = (f"rounds of {len(arms)} arms", len(every) - len(due), len(every))

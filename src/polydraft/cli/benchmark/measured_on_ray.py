@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 
-from polydraft.bench.environment import Place, machine
+from polydraft.bench.environment import RayActor, machine
 from polydraft.bench.result_lines import differences
 from polydraft.cli.clashes import of_this_machine, refuse_clashes
 from polydraft.cluster import check_nodes, gpus_of_copy, joined, made_by_copies, store_of
@@ -15,7 +15,7 @@ from polydraft.errors import ClusterError
 from polydraft.models import Pair
 from polydraft.options.commands.option_groups import replica_range
 
-Measure = Callable[[Sequence[Any]], Iterator[tuple[Any, Place | None]]]
+Measure = Callable[[Sequence[Any]], Iterator[tuple[Any, RayActor | None]]]
 """Measures what is due, each thing once, in any order; beside each result stands who measured it in a cluster."""
 
 
@@ -79,7 +79,9 @@ class MeasuringCopy:
 
         there = machine(self._job.pair.target.device)
         actor, cores = ray.get_runtime_context().get_actor_id()[:8], there["cores"]
-        place = Place(actor, str(there["accelerator"] or there["processor"]), cores if isinstance(cores, int) else None)
+        place = RayActor(
+            actor, str(there["accelerator"] or there["processor"]), cores if isinstance(cores, int) else None
+        )
         return [(self._job.measured(one), place) for one in due]
 
 
@@ -113,7 +115,7 @@ def measuring(
             check_nodes(ray, **size, models=reads)
             ((conditions, plan),) = made_by_copies(MeasuringCopy, (load, job, threads), [None], **size)
 
-        def measure(due: Sequence[Any]) -> Iterator[tuple[Any, Place]]:
+        def measure(due: Sequence[Any]) -> Iterator[tuple[Any, RayActor]]:
             if due:
                 arguments = (load, job, threads, conditions)
                 for made in made_by_copies(MeasuringCopy, arguments, due, copies=copies, **size):
