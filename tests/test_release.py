@@ -150,9 +150,9 @@ def test_the_containers_calls_are_read_by_the_command_itself(monkeypatch: pytest
     for call in (json.loads(image.rpartition("\nCMD ")[2]), command):
         assert app(call, standalone_mode=False) == 0, call
     assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", image, re.MULTILINE)[0]) == ["python", "-m", "polydraft"]
-    assert [(one.host, one.target, one.api_key) for one in called] == [
-        ("0.0.0.0", None, "secret"),
-        ("0.0.0.0", "pair", "secret"),
+    assert [(one.host, one.target, one.keys) for one in called] == [
+        ("0.0.0.0", None, ("secret",)),
+        ("0.0.0.0", "pair", ("secret",)),
     ]
     port, probe = called[0].port, json.loads(re.findall(r"^HEALTHCHECK .* CMD (.*)$", image, re.MULTILINE)[0])
     assert f"EXPOSE {port}" in image and f"http://127.0.0.1:{port}/health" in probe[2]

@@ -8,11 +8,11 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from polydraft import __version__
 from polydraft.catalogue import drafter_line
@@ -27,8 +27,9 @@ ADDRESS = "RAY_ADDRESS"
 """The environment variable that names a cluster where no option does."""
 STORES = ("suffix", "rest")
 """Words of drafters behind whose colon a folder stands."""
+NAMED = ("target", "draft", "drafter")
+"""Options that name models and stores."""
 TOO_SMALL = re.compile(r"(object store|shared|shm|plasma)", re.IGNORECASE)
-Options = TypeVar("Options")
 
 
 @contextmanager
@@ -132,10 +133,10 @@ def at_its_place(name: str | None) -> str | None:
     return f"{before}:{Path(behind).expanduser().absolute()}" if before in STORES and behind else name
 
 
-def placed(options: Options) -> Options:
+def placed(options: Any) -> Any:
     """Return options whose models and drafter are named as processes elsewhere find them."""
-    names = [name for name in ("target", "draft", "drafter") if hasattr(options, name)]
-    return replace(options, **{name: at_its_place(getattr(options, name)) for name in names})  # pyright: ignore
+    named = {one.name: getattr(options, one.name) for one in fields(options) if one.name in NAMED}
+    return replace(options, **{name: at_its_place(word) for name, word in named.items()})
 
 
 def store_of(drafter: str) -> tuple[str | None, bool]:
