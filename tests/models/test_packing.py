@@ -55,6 +55,18 @@ def test_a_large_matrix_is_packed_for_one_row_too(monkeypatch: pytest.MonkeyPatc
     assert not calls
 
 
+def test_what_was_copied_can_be_packed_again(monkeypatch: pytest.MonkeyPatch):
+    """A copy leaves its packed weights behind, and may have been given other ones since."""
+    model, calls = copy.deepcopy(pack_linear_layers(nn.Sequential(plain(600, 1000)))), spied(monkeypatch)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+        wanted = model(inputs(3, 600))
+        assert calls
+        calls.clear()
+        torch.testing.assert_close(pack_linear_layers(model)(inputs(3, 600)), wanted, rtol=1e-5, atol=1e-3)
+    assert not calls
+
+
 def test_changed_weights_are_never_served_packed():
     layer = PackedLinear(plain())
     with torch.no_grad():

@@ -168,6 +168,26 @@ def test_bytes_of_a_lesson_count_the_states_that_a_head_reads() -> None:
     assert batched([plain]).features.shape == (1, 3, 0) and batched([read]).features.shape == (1, 3, 12)
 
 
+def test_a_head_of_fewer_tokens_is_told_what_the_target_makes_of_all_of_its_own(tmp_path: Path) -> None:
+    """Two texts of different lengths: the loss is that with the sums of the target's own logits, and not without."""
+    drafter, lessons = HEADS["fewer tokens"](), list[TaughtText]()
+    batch = lessons_of(drafter, 1.0)
+    for row, size in enumerate((texts(1.0).given + texts(1.0).written).tolist()):
+        ids, given = batch.ids[row, :size], int(texts(1.0).given[row])
+        own = TaughtText(tuple(ids.tolist()), given, 1.0, batch.final[row, :size], 0, batch.features[row, :size])
+        lessons.append(own)
+    one = OnlineLearner(*taught(drafter, target()), VersionFolder(tmp_path), LearningPlan(), clock=lambda: 0.0)
+    with torch.no_grad():
+        total = target().get_output_embeddings()(batch.final).logsumexp(-1)  # pyright: ignore[reportOptionalCall]
+        found = list[float]()
+        for lse in (total, torch.zeros_like(total)):
+            torch.manual_seed(0)
+            found.append(float(one.training(**{**vars(batch), "heat": None, "lse": lse})["loss"]))
+        torch.manual_seed(0)
+        told = float(one._loss(lessons))
+    assert told == pytest.approx(found[0], rel=1e-5) and abs(found[1] - found[0]) > 1e-3
+
+
 def test_a_head_of_the_embedded_target_learns_what_it_is_taught_and_a_version_is_swapped(tmp_path: Path) -> None:
     """A new head of one layer hears texts behind prompts of one kind, and drafts them better than it did."""
     pair = load_pair()

@@ -74,7 +74,8 @@ def _learner(settings: Settings, folder: VersionFolder, plan: Any) -> Any:
     )
     training, network = taught(served.draft, served.target.model)
     most = bytes_to_learn(settings, served.draft, served.target.width)
-    plan = plan or LearningPlan(most_bytes=most, together=TOGETHER if served.draft.needs.layers else None)
+    is_head = served.draft is not None and bool(served.draft.needs.layers)
+    plan = plan or LearningPlan(most_bytes=most, together=TOGETHER if is_head else None)
     return OnlineLearner(training, network, folder, plan)
 
 

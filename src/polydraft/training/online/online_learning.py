@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -111,6 +112,7 @@ class OnlineLearner:
         self.base = weights_of(network)
         self.shipped = WeightVersion(0, weights_digest(self.base), {})
         self.buffer = LessonBuffer(plan.most_bytes, plan.seed, 2 * plan.held_texts)
+        self._totals = WeakKeyDictionary[TaughtText, Tensor]()
         self.taken = self.steps = 0
         self.parent: WeightVersion | None = None
         self.since = 0
@@ -171,10 +173,13 @@ class OnlineLearner:
         return total
 
     def _loss(self, lessons: Sequence[TaughtText]) -> Tensor:
-        """Return the loss of some lessons, of which some drafts are told the heat, and others what they lack."""
+        """Return the loss of some lessons; heads of fewer tokens are told what the target makes of all of its own."""
         batch, (ends,) = batched(lessons), self.training.target
-        total = batch.lse if ends.tokens is None else ends.totals(batch.final)
-        told = replace(batch, lse=total, heat=batch.heat if self.training.heated else None)
+        for row, one in enumerate(lessons if ends.tokens is not None else ()):
+            if one not in self._totals:
+                self._totals[one] = ends.totals(one.final.float())
+            batch.lse[row, : len(one.ids)] = self._totals[one]
+        told = replace(batch, heat=batch.heat if self.training.heated else None)
         return self.training(**vars(told))["loss"]
 
     def look(self) -> Look:
