@@ -179,7 +179,7 @@ def curves() -> Any:
             axis.plot(*zip(*points, strict=True), style, color=colours[arm], markersize=4, label=arm)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(lengths, [f"{one:,}" for one in lengths])
+        axis.set_xticks(lengths, [f"{one}" if one < 1000 else f"{one // 1000}k" for one in lengths])
         axis.set_xlabel("known tokens")
     axes[0].set_ylabel("speed-up over plain decoding")
     figure.suptitle("Views of SmolLM2-135M, batch 1, two CPU cores: medians of rounds", fontsize=10)
