@@ -164,7 +164,7 @@ def test_limits_of_actors_are_those_of_one_process(
 
 
 def test_nodes_with_other_models_are_refused(folders: tuple[Path, Path]) -> None:
-    loaded = SimpleNamespace(conditions={"target": {"weights": "aa"}}, plan=lambda: 3)
+    loaded: Any = SimpleNamespace(conditions={"target": {"weights": "aa"}}, plan=lambda: 3)
     copy = measured_on_ray.MeasuringCopy(lambda _: loaded, None, 1)
     assert copy([None]) == (loaded.conditions, 3)
     with pytest.raises(ClusterError, match="do not have the same models: target weights is bb there and aa here"):

@@ -111,7 +111,7 @@ def measuring(
         threads, copies = options.threads or 1, replica_range(options.replicas)
         with notes.status("Starting the cluster, and loading the models ..."):
             ray = cluster.enter_context(joined(options.address))
-            size: dict[str, float] = {"cpus": threads, "gpus": gpus_of_copy(ray, options.device)}
+            size: dict[str, Any] = {"cpus": threads, "gpus": gpus_of_copy(ray, options.device)}
             check_nodes(ray, **size, models=reads)
             ((conditions, plan),) = made_by_copies(MeasuringCopy, (load, job, threads), [None], **size)
 
