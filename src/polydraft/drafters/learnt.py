@@ -57,7 +57,8 @@ def learnt(base: Drafter, made: Any, version: str, key: bytes, mark: str) -> Lea
         version, key, mark: as of `DraftVersion`.
     """
     if isinstance(base, HeadDrafter):
-        return LearntHead(*made, base.shortlist_size, base.params, base.made_for, version, key, mark)
+        network, ends = made
+        return LearntHead(network, ends, base.shortlist_size, base.params, base.made_for, version, key, mark)
     base = cast(ModelDrafter, base)
     return LearntDrafter(made, base.shortlist_size, base.params, version, key, mark)
 
