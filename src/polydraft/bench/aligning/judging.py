@@ -80,14 +80,15 @@ def compare(
     done, least = results.done(arms), len(settings.temperatures)
     if len(done) >= least and left() <= 0:
         return
-    with tqdm(total=round(left()), desc="plain, before and after", unit="s") as bar, warnings.catch_warnings():
+    shown = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total} s"
+    with tqdm(total=round(left()), desc="plain, before and after", bar_format=shown) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arms that find that drafts do not pay are measured all the same
         before = left()
         for records in measure_speed(pair, arms, prompts, settings, done):
             results.add(records)
             now = left()
             taken, before = before - now, now
-            bar.update(min(round(taken, 1), bar.total - bar.n))
+            bar.update(min(taken, bar.total - bar.n))
             if len(results.done(arms)) >= least and now <= taken:
                 break
 
