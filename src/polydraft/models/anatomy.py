@@ -298,8 +298,9 @@ def pack_linear_layers(model: nn.Module) -> nn.Module:
     """
     if fits_packed(model):
         for name, module in list(model.named_modules()):
-            unpacked = type(module) is nn.Linear or (isinstance(module, PackedLinear) and module.origin is None)
-            if unpacked and module.weight.numel() > SMALL:
+            if not isinstance(module, nn.Linear) or module.weight.numel() <= SMALL:
+                continue
+            if type(module) is nn.Linear or (isinstance(module, PackedLinear) and module.origin is None):
                 model.set_submodule(name, PackedLinear(module))
     return model
 
