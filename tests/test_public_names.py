@@ -1,5 +1,6 @@
 """What the pages for users name in code can be imported from `polydraft`, and what it exports is used or described."""
 
+import ast
 import inspect
 import re
 from importlib import import_module
@@ -54,3 +55,26 @@ def test_names_are_found_in_code_alone() -> None:
 def test_the_public_calls_are_functions(name: str) -> None:
     assert name in polydraft.__all__
     assert inspect.isfunction(getattr(polydraft, name))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_constants_that_a_room_exports_are_assigned_alone(room: str) -> None:
+    """The site's reference finds no name that is assigned together with others, and `make site` fails."""
+    package = ROOT / "src" / "polydraft" / room
+    imports = [one for one in ast.parse((package / "__init__.py").read_text()).body if isinstance(one, ast.ImportFrom)]
+    constants = 0
+    for one in imports:
+        path = (ROOT / "src").joinpath(*(one.module or "").split("."))
+        body = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()).body
+        targets = [target for line in body if isinstance(line, ast.Assign) for target in line.targets]
+        together = {
+            name.id
+            for many in targets
+            if isinstance(many, ast.Tuple)
+            for name in ast.walk(many)
+            if isinstance(name, ast.Name)
+        }
+        names = {alias.name for alias in one.names if alias.name.isupper()}
+        constants += len(names)
+        assert not names & together, f"{one.module} assigns {names & together} together with others"
+    assert constants or room not in ("drafters", "models", "trees"), "nothing was looked at"

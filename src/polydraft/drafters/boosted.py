@@ -14,7 +14,9 @@ from polydraft.probs import SamplingParams
 from polydraft.schemes import Product
 from polydraft.trees import Fixed, TreeShape
 
-MEMBERS_FILE, MOST_BOOSTED, DEPTH = "boosted.json", 8, 5
+MEMBERS_FILE = "boosted.json"
+MOST_BOOSTED = 8
+DEPTH = 5
 
 
 class BoostedDrafter(EnsembleDrafter):
