@@ -95,7 +95,7 @@ class MtpModule(nn.Module):
         made = self.block(joined, places, seen, mask)
         return made if self.raw else self.norm(made)
 
-    def before_output(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def before_output(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """Return s' of what is handed on."""
         return self.norm(states) if self.raw else states
 
