@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import polydraft.cli.benchmark.tune_skips as command
 from polydraft import extras
 from polydraft.cli import main
 from polydraft.drafters import View
 from polydraft.engine.skips import skip_search
+from polydraft.engine.skips.skip_search import CheckedSkips, FoundSkips
 from polydraft.extras import Extra
 from polydraft.models import skip_sets
 
@@ -124,3 +126,11 @@ def test_without_optuna_it_is_said_what_to_install(
     monkeypatch.setattr(command, "TUNE", Extra(extras.TUNE.purpose, ("no-such-optuna>=4",)))
     assert call() == 2
     assert "Tuning skips needs no-such-optuna, which is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("measured", [0.93, 1.2])
+def test_it_is_said_where_no_set_is_faster(measured: float, capsys: pytest.CaptureFixture[str]) -> None:
+    one = CheckedSkips(("attention 0",), 0.9, 0.8, 1, measured)
+    found = FoundSkips(1, {"attention 0": 0.9}, one, (one,), {"layers": 1, "attention": [0], "mlp": []}, 1)
+    command.show(Console(), found, command.TuneSkipsOptions())
+    assert ("None of them is faster than plain decoding here." in capsys.readouterr().out) is (measured < 1)

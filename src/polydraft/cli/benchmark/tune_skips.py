@@ -64,6 +64,8 @@ def show(console: Console, found: FoundSkips, options: TuneSkipsOptions) -> None
     for place, one in enumerate(found.best, start=1):
         sets.add_row(f"{place}", *_cells(one))
     console.print(sets)
+    if not any(one.measured is not None and one.measured > 1 for one in found.best):
+        console.print("None of them is faster than plain decoding here.")
     used = "" if options.target is None else f" --target {options.target}"
     console.print(
         f"Written to {options.out}. Use it: polydraft generate{used} --draft self:skip={options.out} ...",
