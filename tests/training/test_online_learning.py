@@ -6,6 +6,7 @@ import math
 import random
 import threading
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -151,6 +152,14 @@ def test_a_version_that_costs_calls_on_what_came_since_is_rolled_back(tmp_path: 
     assert found.outcome == ROLLED_BACK and found.version == good.name == one.folder.in_use().version
     assert found.number == before.look + 1
     assert good.key(found.number) != good.key(before.look), "a text has numbers of its own behind a roll-back"
+
+
+def test_a_temperature_near_0_is_left_out(tmp_path: Path) -> None:
+    """Its rows are too large for single precision, and one such text would make every measure no number."""
+    one = learner(tmp_path)
+    for heat in (1e-40, 1e-3, 0.01, 0.0):
+        one.hear(replace(lessons(1)[0], heat=heat))
+    assert one.buffer.count == 2
 
 
 def test_who_starts_again_goes_on_with_the_newest_whole_version(tmp_path: Path) -> None:

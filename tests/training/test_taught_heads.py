@@ -134,7 +134,14 @@ def test_own_rows_of_an_eagle_head_are_taught() -> None:
     assert torch.equal(told["1.lm_head.weight"], rows.weight.detach().float())
 
 
+def of_layer(drafter: HeadDrafter[Any], layer: int) -> HeadDrafter[Any]:
+    """Let a head read the states of one layer."""
+    drafter.network.reads = (layer,)
+    return drafter
+
+
 REFUSED: dict[str, Drafter] = {
+    "another layer": of_layer(walk("mlp"), 1),
     "Falcon": falcon_drafter(),
     "DFlash": block_drafter("none"),
     "Domino": block_drafter("domino"),
@@ -151,6 +158,15 @@ def test_other_heads_are_refused_by_name_with_those_that_can(kind: str) -> None:
     with pytest.raises(InvalidParameter, match=r"and for a head of the kinds .*hydra\+\+.*mixing.*, not for ") as told:
         taught(REFUSED[kind], target())
     assert all(one in str(told.value) for one in KINDS.values()) and str(told.value).count(". ") == 0
+
+
+def test_sums_of_logits_are_made_in_single_precision() -> None:
+    """Of a target in bfloat16 they are those of its rounded rows, with no rounding of their own."""
+    stream = torch.Generator().manual_seed(2)
+    every, final = torch.randn(300, 16, generator=stream).bfloat16(), torch.randn(2, 3, 16, generator=stream)
+    ends = TargetEnds(every.float(), every[:5].float(), torch.arange(5), every=every)
+    wanted = (20 * final.double() @ every.double().mT).logsumexp(-1)
+    torch.testing.assert_close(ends.totals(20 * final).double(), wanted, rtol=1e-5, atol=1e-4)
 
 
 def test_a_rounded_head_is_refused() -> None:

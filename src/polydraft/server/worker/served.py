@@ -223,6 +223,6 @@ def load_served(settings: Settings) -> LoadedModels:
     draft = None if pair.draft is None else as_drafter(pair.draft)
     learnt = None
     if settings.learn is not None:
-        learnt = ServedVersions(Path(settings.learn), draft, target)
         bytes_to_learn(settings, draft, target.width)
+        learnt = ServedVersions(Path(settings.learn), draft, target)
     return LoadedModels(settings, target, pair.tokenizer, draft, learnt)

@@ -34,8 +34,10 @@ from polydraft.training.heads.losses.row_losses import HeadTraining
 from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText, batched
 from polydraft.training.online.version_gate import Saving
 
+COLDEST = 0.01
+"""Texts at lower temperatures that are not greedy are left out."""
 SLOWER = 1.05
-"""A pass of new weights may take so many times as long as one of those in use."""
+"""The loss of some texts by new weights may take so many times as long as by those in use."""
 TIMED, PASSED = 5, 2
 """Passes of either, of which the fastest counts; of how many texts these are."""
 LATE_TEXTS = 50
@@ -139,8 +141,8 @@ class OnlineLearner:
         )
 
     def hear(self, lesson: TaughtText) -> None:
-        """Take a finished text."""
-        if lesson.written > 0 and lesson.given > 0:
+        """Take a finished text; rows at a temperature near 0, but not at it, are too large for a measure."""
+        if lesson.written > 0 and lesson.given > 0 and (not lesson.heat or lesson.heat >= COLDEST):
             self.buffer.add(replace(lesson, number=self.buffer.count))
 
     @property

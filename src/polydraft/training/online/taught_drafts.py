@@ -130,6 +130,8 @@ def _head_to_teach(parts: tuple[Any, ...], target: PreTrainedModel) -> NewHead:
             begin_with(made, drafter, Path(kind), shared)
         except InvalidParameter as error:
             raise _refused(f"a {kind} head with parts of its own") from error
+    if made.drafter.needs.layers != drafter.needs.layers:
+        raise _refused(f"a {kind} head that reads other layers")
     return made
 
 

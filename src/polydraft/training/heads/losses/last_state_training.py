@@ -164,7 +164,7 @@ class WalkTraining(HeadTraining):
     def walked(self, batch: HeadBatch, depths: int) -> Iterator[Float[Tensor, "b t s"]]:
         """Yield the states of nodes of each depth, below the token that follows each place."""
         (target,), network, valid = self.target, self.network, batch.valid.bool()
-        read = batch.features if len(network.reads) > 1 else batch.final
+        read = batch.final if network.reads == ("final",) else batch.features
         states = network.begin(network.taught(read, valid))
         for depth in range(depths):
             tokens = batch.ids.roll(-depth - 1, 1)

@@ -19,6 +19,8 @@ from polydraft.errors import InvalidParameter, UnsupportedModel
 
 STATES = 512
 """Of how many states all of the target's logits are made at a time."""
+ROWS = 8192
+"""For how many tokens at a time, where these are added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +110,12 @@ class TargetEnds:
     def totals(self, final: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """Return the log of the sum of exp of all of the target's logits, which are made of few states at a time."""
         every = self._all_rows()
-        parts = [(part.to(every) @ every.mT).float().logsumexp(-1) for part in final.flatten(0, -2).split(STATES)]
-        return torch.cat(parts).view(final.shape[:-1])
+        wide = torch.promote_types(every.dtype, torch.float32)
+        flat, found = final.to(wide).flatten(0, -2), list[Tensor]()
+        for rows in every.split(ROWS):
+            own = rows.to(wide).mT
+            found.append(torch.cat([(part @ own).logsumexp(-1) for part in flat.split(STATES)]))
+        return torch.stack(found).logsumexp(0).view(final.shape[:-1])
 
     @torch.no_grad()
     def chances_of(self, ids: Int[Tensor, "b n"], final: Float[Tensor, "b n d"], heat: float) -> Float[Tensor, "b n"]:
