@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import httpx
@@ -310,6 +311,46 @@ def test_connections_that_break_are_tried_once_more_with_the_same_seed() -> None
     texts = [*found.texts(iter([ASKED, ASKED_LATER]))]
     assert all(texts) and found.lost == 0 and sorted(asked) == [7, 7, 8, 8]
     found.close()
+
+
+class Slow(httpx.MockTransport):
+    """A server that refuses the first text and holds back the others."""
+
+    def __init__(self) -> None:
+        super().__init__(self.answer)
+        self.came, self.go, self.closed = Event(), Event(), Event()
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=MODELS)
+        if json.loads(request.content)["seed"]:
+            self.came.set()
+            self.go.wait(10)
+        else:
+            self.came.wait(10)
+        return httpx.Response(400, json={"error": "bad"})
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_connections_are_closed_once_what_is_in_flight_has_ended() -> None:
+    """A connection that a thread opens while the client is closed would never be closed."""
+    server = Slow()
+    found = ServerClient("http://s", transport=server)
+    with pytest.raises(ServerError, match="400"):
+        list(found.texts(requests(3)))
+    found.close()
+    assert not server.closed.wait(0.1), "a request is on its way"
+    server.go.set()
+    assert server.closed.wait(10)
+
+
+def test_a_client_that_cannot_be_made_lets_go_of_its_connections() -> None:
+    server = Slow()
+    with pytest.raises(ServerError, match="has no model 'x'"):
+        ServerClient("http://s", "x", transport=server)
+    assert server.closed.wait(10)
 
 
 def test_a_model_that_changes_is_noticed() -> None:

@@ -220,6 +220,7 @@ def by_address(url: str, goal: Path, size: int, progress: Progress) -> Path:
                     if file.tell() > size:
                         break
     except HTTPError as error:
+        error.close()
         if error.code == TOO_FAR:  # what is there does not belong to what lies there now
             goal.unlink()
         raise FetchError(f"{url} cannot be downloaded: it answers with status {error.code}.") from error

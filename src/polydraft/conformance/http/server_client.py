@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -77,15 +78,23 @@ class ServerClient:
         idle = httpx.Limits(keepalive_expiry=IDLE)
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT, transport=transport, trust_env=False, limits=idle)
         self._pool = ThreadPoolExecutor(TOGETHER)
-        self.cards = self._cards()
-        found = engine_of(self.cards) if engine is None else engine_named(engine)
-        self.engine: Engine = chatting(found) if chat else found
-        self.model = self._chosen(model)
+        try:
+            self.cards = self._cards()
+            found = engine_of(self.cards) if engine is None else engine_named(engine)
+            self.engine: Engine = chatting(found) if chat else found
+            self.model = self._chosen(model)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Let go of what is in flight."""
+        """Send no more, and close the connections once what is in flight has ended, without waiting for it."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._client.close()
+        Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        self._pool.shutdown(wait=True)
+        self._client.close()  # before, it would miss a connection that a thread is just opening
 
     def _cards(self) -> list[Mapping[str, Any]]:
         found = self._asked("GET", "/v1/models")
