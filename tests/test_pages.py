@@ -6,6 +6,7 @@ import re
 import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -119,32 +120,35 @@ def test_the_table_of_bild_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch
 
 def test_the_tables_of_views_are_those_of_their_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Views of all keys write the greedy text of plain decoding; what changed without the page is found."""
-    module, page = script("docs/itself/measure.py"), (DOCS / "itself.md").read_text()
-    assert module.with_tables(page) == page
-    bursts, texts = module.record()
+    module = script("docs/itself/measure.py")
+    page, summary = module.PAGE.read_text(), module.SUMMARY.read_text()
+    assert module.with_table(page, module.tables()) == page and module.with_table(summary, module.summary()) == summary
+    bursts, texts, memory = module.record()
+    assert {one["arm"] for one in memory} == {*module.ARMS}
     greedy = {(one["burst"], one["arm"]): one["mark"] for one in texts if not one["temperature"]}
     assert len(greedy) >= len(module.ARMS) and {one["burst"] for one in bursts} == {one["burst"] for one in texts}
     assert all(mark == greedy[burst, module.PLAIN] for (burst, _), mark in greedy.items())
     (tmp_path / "record.jsonl").write_text(module.RECORD.read_text().replace('"calls": 1', '"calls": 2'))
     monkeypatch.setattr(module, "RECORD", tmp_path / "record.jsonl")
-    assert module.with_tables(page) != page
+    assert module.with_table(page, module.tables()) != page
 
 
 def test_the_figure_of_views_is_drawn_from_their_record(tmp_path: Path) -> None:
     """A line for each view and length that the record has, and the file beside the page is of these numbers."""
     module = script("docs/itself/measure.py")
-    lengths = {one["known"] for one in module.record()[1]}
-    for axis, temperature in zip(module.curves().axes, (0.0, 1.0), strict=True):
+    for axis, (batch, temperature) in zip(module.curves().axes, product(module.DRAWN, (0.0, 1.0)), strict=True):
         drawn = {line.get_label(): line for line in axis.get_lines()}
         assert {*module.ARMS} - {module.PLAIN} <= {*drawn}
         for known, speed_up in drawn["self:int8"].get_xydata():
             own = [
                 one
                 for one in module.record()[1]
-                if (one["known"], one["temperature"], one["batch"]) == (known, temperature, 1)
+                if (one["known"], one["temperature"], one["batch"]) == (known, temperature, batch)
             ]
             assert speed_up == statistics.median(module.speed_ups(own, "self:int8"))
-        assert {*drawn["self:int8"].get_xdata()} == lengths
+        assert {*drawn["self:int8"].get_xdata()} == {
+            one["known"] for one in module.record()[1] if one["batch"] == batch
+        }
     path, shipped = module.save(module.curves, tmp_path / "itself.svg"), ROOT / "docs" / "pictures" / "itself.svg"
     assert all(ElementTree.parse(one).getroot().tag.endswith("svg") for one in (path, shipped))
 

@@ -1,21 +1,27 @@
-"""Measure views of SmolLM2 behind texts of several lengths, and write the tables of docs/itself.md from the record.
+"""Measure views of SmolLM2 behind texts of several lengths, and write docs/itself.md's tables from the record.
 
-    python docs/itself/measure.py --prompts book.txt other.txt --known 1024 --temperature 0   # a burst of a minute
+    python docs/itself/measure.py --prompts book.txt other.txt --known 1024   # a burst of a minute or two
     python docs/itself/measure.py --prompts book.txt --known 8000 --seconds 300                # the context has 8,192
     python docs/itself/measure.py --prompts book.txt --known 1024 --batch 4                    # four pieces at once
+    python docs/itself/measure.py --prompts book.txt --known 1024 --memory                     # the most memory of each
     python docs/itself/measure.py                                                              # tables and figure
 
 Needs `polydraft fetch smollm2`, and `pip install ".[figures]"` for docs/pictures/itself.svg. A burst reads one piece of
 one text once and writes behind it with all arms in turn, again and again until its time is up; it is appended to
 docs/itself/record.jsonl. The clock runs from the prompt's end. Every round has a plain text of its own, beside which
-its other texts are timed. A past is of one row: in a batch every arm reads the pieces itself, which is not counted.
+its other texts are timed. In a batch, a running one keeps the pieces between the arms, as a server does; joining is not
+counted.
 """
 
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -25,11 +31,17 @@ import torch
 import polydraft
 from polydraft.bench.environment import load, machine, versions
 from polydraft.bench.style import COLOURS, panels, save
+from polydraft.engine.choices import chosen_drafter
+from polydraft.engine.generate import target_model
+from polydraft.engine.many.prompt_reading import KeptTexts
 
 DOCS = Path(__file__).parents[1]
-RECORD, PAGE, PICTURE = DOCS / "itself" / "record.jsonl", DOCS / "itself.md", DOCS / "pictures" / "itself.svg"
+RECORD, PICTURE = DOCS / "itself" / "record.jsonl", DOCS / "pictures" / "itself.svg"
+PAGE, SUMMARY = DOCS / "itself" / "tables.md", DOCS / "itself.md"
 MARKS = "<!-- table: itself -->\n", "<!-- end of table -->"
 NEW, CHAIN, RESAMPLES = 48, 4, 2000
+DRAWN = 1, 4
+"""The batches of the figure."""
 PLAIN, READER = "plain", "self:int8,keys=snap:512"
 """The first is what others are compared with; the second reads the prompt, since it keeps what choices of keys need."""
 ARMS: dict[str, dict[str, Any]] = {
@@ -44,36 +56,37 @@ ARMS: dict[str, dict[str, Any]] = {
     "self:skip-mlp=10-12": {"drafter": "self:skip-mlp=10-12", "policy": CHAIN},
     "self:exit=28": {"drafter": "self:exit=28", "policy": CHAIN},
 }
+READERS = READER, "self:keys=snap:512", "smollm2-head"
+"""These note what the target's passes tell beside its keys."""
 Line = dict[str, Any]
+Written = tuple[float, Any, list[list[int]]]
+"""Seconds, statistics and the new tokens of each row."""
+Writer = Callable[[str, float, int, int], Written]
+"""Writes with an arm, at a temperature, with a seed, so many tokens."""
 
 
 def measured(
-    pair: Any, text: str, known: int, temperature: float, seconds: float, seed: int, batch: int
+    pair: Any, text: str, known: int, temperatures: Sequence[float], seconds: float, seed: int, batch: int
 ) -> Iterator[Line]:
     """Write behind pieces of a text with all arms in turn until the time is up; yield a line for each turn of one."""
     tokens = pair.tokenizer(text, return_tensors="pt")["input_ids"]
     chosen, last = random.Random(seed), max(1, tokens.shape[1] - known)
     prompt = torch.cat([tokens[:, first : first + known] for first in (chosen.randrange(last) for _ in range(batch))])
-    common: Line = {"temperature": temperature, "eos_token_id": pair.target.config.vocab_size}
-    if batch == 1:
-        begun: Any = polydraft.generate(pair.target, prompt, **common, **ARMS[READER], max_new_tokens=1, keep_past=True)
-        common["past"] = begun.past
-    common["max_new_tokens"] = NEW
-    for options in ARMS.values():
-        polydraft.stream(pair.target, prompt, **{**common, **options, "max_new_tokens": 8}).exhaust()
+    write = (alone if batch == 1 else together)(pair.target, prompt)
+    for arm in ARMS:
+        write(arm, temperatures[0], 0, 8)
     began, turn, took = perf_counter(), 0, 0.0
     while not turn or perf_counter() - began + took < seconds:
         before = perf_counter()
-        for arm, options in ARMS.items():
-            run = polydraft.stream(pair.target, prompt, **common, **options, seed=seed + turn).exhaust()
-            found, written = run.statistics, run.new_tokens
+        for temperature, arm in product(temperatures, ARMS):
+            spent, found, written = write(arm, temperature, seed + turn, NEW)
             yield {
                 "known": known,
                 "batch": batch,
                 "temperature": temperature,
                 "turn": turn,
                 "arm": arm,
-                "seconds": round(found.seconds["total"] - found.seconds["prefill"], 5),
+                "seconds": round(spent, 5),
                 "drafting": round(found.seconds["draft"], 5),
                 "calls": found.target_calls,
                 "drafted": found.drafted,
@@ -83,29 +96,93 @@ def measured(
         turn, took = turn + 1, perf_counter() - before
 
 
-def measure(prompts: Sequence[Path], known: int, temperature: float, seconds: float, batch: int) -> None:
+def endless(target: Any, temperature: float, count: int) -> Line:
+    """Return options for texts of just so many tokens."""
+    return {"temperature": temperature, "eos_token_id": target.config.vocab_size, "max_new_tokens": count}
+
+
+def alone(target: Any, prompt: torch.Tensor) -> Writer:
+    """Return who writes one text behind a prompt that was read once."""
+    begun: Any = polydraft.generate(target, prompt, **endless(target, 0.0, 1), **ARMS[READER], keep_past=True)
+
+    def write(arm: str, temperature: float, seed: int, count: int) -> Written:
+        options = endless(target, temperature, count) | ARMS[arm]
+        run = polydraft.stream(target, prompt, **options, past=begun.past, seed=seed).exhaust()
+        took = run.statistics.seconds
+        return took["total"] - took["prefill"], run.statistics, run.new_tokens
+
+    return write
+
+
+def together(target: Any, prompts: torch.Tensor) -> Writer:
+    """Return who writes texts beside each other in a running batch that keeps their prompts from arm to arm."""
+    kept, drafters = KeptTexts(2 * len(prompts)), dict[str, Any]()
+
+    def write(arm: str, temperature: float, seed: int, count: int) -> Written:
+        options = {**endless(target, temperature, count), **ARMS[arm], "seed": seed, "batch_size": len(prompts)}
+        if arm in READERS:  # the state of a text belongs to one drafter
+            options["drafter"] = drafters.setdefault(arm, chosen_drafter(options["drafter"], target_model(target)))
+        run: Any = polydraft.generate_many(target, list(prompts), **options)
+        batch, joining, before = run._batch, list[float](), perf_counter()  # noqa: SLF001
+        batch._kept, join = kept, batch.join  # noqa: SLF001
+
+        def timed(*request: Any) -> None:
+            began = perf_counter()
+            join(*request)
+            joining.append(perf_counter() - began)
+
+        batch.join = timed
+        texts = sorted(run, key=lambda text: text.name)
+        del batch.join  # else the batch would hold itself
+        return perf_counter() - before - sum(joining), run.statistics, [text.tokens for text in texts]
+
+    return write
+
+
+def measure(prompts: Sequence[Path], known: int, temperatures: Sequence[float], seconds: float, batch: int) -> None:
     """Append one burst to the record; each takes the next text, and a piece of its own."""
     lines = RECORD.read_text().splitlines() if RECORD.exists() else []
     burst = sum("machine" in json.loads(line) for line in lines)
     pair = polydraft.load("smollm2")
     before, texts = load(), [one.read_text(encoding="utf-8") for one in prompts]
-    found = [*measured(pair, texts[burst % len(texts)], known, temperature, seconds, burst, batch)]
+    found = [*measured(pair, texts[burst % len(texts)], known, temperatures, seconds, burst, batch)]
     told = {"burst": burst, "machine": machine(pair.target.device), "load": [before, load()], **versions()}
     told["text"] = prompts[burst % len(texts)].name
     lines += map(json.dumps, [told, *({"burst": burst, **one} for one in found)])
     RECORD.write_text("\n".join(lines) + "\n")
 
 
-def record() -> tuple[list[Line], list[Line]]:
-    """Return what was said of bursts, and the texts."""
-    lines = [json.loads(line) for line in RECORD.read_text().splitlines()]
-    return [one for one in lines if "machine" in one], [{"batch": 1, **one} for one in lines if "machine" not in one]
+def peak(text: str, known: int, batch: int, arm: str) -> float:
+    """Write with an arm, and return the most memory that this process has had, in MB."""
+    pair = polydraft.load("smollm2")
+    tokens = pair.tokenizer(text, return_tensors="pt")["input_ids"][0]
+    prompts = [tokens[row * known : (row + 1) * known] for row in range(batch)]
+    list(polydraft.generate_many(pair.target, prompts, **endless(pair.target, 0.0, NEW), **ARMS[arm], seed=0))
+    return getrusage(RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def measure_memory(prompt: Path, known: int, batch: int) -> None:
+    """Append the most memory of every arm to the record, each in a process of its own."""
+    text = prompt.read_text(encoding="utf-8")
+    for arm in ARMS:
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            found = process.submit(peak, text, known, batch, arm).result()
+        with RECORD.open("a") as file:
+            print(json.dumps({"known": known, "batch": batch, "arm": arm, "memory": round(found)}), file=file)
+
+
+def record() -> tuple[list[Line], list[Line], list[Line]]:
+    """Return what was said of bursts, the texts, and the most memory of processes."""
+    lines: list[Line] = [{"batch": 1, **json.loads(line)} for line in RECORD.read_text().splitlines()]
+    apart = [[one for one in lines if key in one] for key in ("machine", "turn", "memory")]
+    return apart[0], apart[1], apart[2]
 
 
 def speed_ups(texts: Sequence[Line], arm: str) -> list[float]:
     """Return an arm's speed-up in every round, over the plain text of the same round."""
-    seconds = {(one["burst"], one["turn"]): one["seconds"] for one in texts if one["arm"] == PLAIN}
-    return [seconds[one["burst"], one["turn"]] / one["seconds"] for one in texts if one["arm"] == arm]
+    seconds = {(one["burst"], one["turn"], one["temperature"]): one["seconds"] for one in texts if one["arm"] == PLAIN}
+    own = [one for one in texts if one["arm"] == arm]
+    return [seconds[one["burst"], one["turn"], one["temperature"]] / one["seconds"] for one in own]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -116,7 +193,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def cells(texts: Sequence[Line], arm: str) -> list[str]:
-    """Return an arm's cells of a table."""
+    """Return an arm's cells of a table; one round has no interval."""
     own = [one for one in texts if one["arm"] == arm]
     rate = f"{median(one['tokens'] / one['seconds'] for one in own):.1f}"
     if arm == PLAIN:
@@ -124,27 +201,43 @@ def cells(texts: Sequence[Line], arm: str) -> list[str]:
     found = speed_ups(texts, arm)
     per_call = sum(one["tokens"] for one in own) / sum(one["calls"] for one in own)
     low, high = interval(found)
-    return [rate, f"{median(found):.2f}x ({low:.2f} to {high:.2f})", f"{per_call:.2f}"]
+    spread = f" ({low:.2f} to {high:.2f})" if len(found) > 1 else ""
+    return [rate, f"{median(found):.2f}x{spread}", f"{per_call:.2f}"]
+
+
+def by_place(texts: Sequence[Line]) -> dict[tuple[int, int], dict[float, list[Line]]]:
+    """Return texts by rows, known tokens and temperature."""
+    found = dict[tuple[int, int], dict[float, list[Line]]]()
+    for one in sorted(texts, key=lambda one: (one["batch"], one["known"], one["temperature"])):
+        found.setdefault((one["batch"], one["known"]), {}).setdefault(one["temperature"], []).append(one)
+    return found
+
+
+def named(arm: str) -> str:
+    """Return an arm as a table names it."""
+    return arm if arm == PLAIN else f"`{arm}`"
 
 
 def tables() -> str:
-    """Return a table for every number of known tokens, and the conditions."""
-    bursts, texts = record()
+    """Return a table for every number of rows and of known tokens, and the conditions."""
+    bursts, texts, memory = record()
     made = list[str]()
-    for batch, known in sorted({(one["batch"], one["known"]) for one in texts}):
-        mine = [one for one in texts if (one["batch"], one["known"]) == (batch, known)]
-        temperatures = sorted({one["temperature"] for one in mine})
-        of = {T: [one for one in mine if one["temperature"] == T] for T in temperatures}
-        rounds = {T: len(speed_ups(own, PLAIN)) for T, own in of.items()}
-        counts = " and ".join(f"{rounds[T]} at T = {T:g}" for T in temperatures)
-        head = [f"T = {T:g}: tokens/s | speed-up | tokens per call" for T in temperatures]
-        columns = " | ".join(["arm", *head])
+    for (batch, known), of in by_place(texts).items():
+        counts = " and ".join(f"{len(speed_ups(own, PLAIN))} at T = {T:g}" for T, own in of.items())
+        used = {one["arm"]: one["memory"] for one in memory if (one["batch"], one["known"]) == (batch, known)}
+        used = used if len(used) == len(ARMS) else {}
+        head = [
+            "arm",
+            *(f"T = {T:g}: tokens/s | speed-up | tokens per call" for T in of),
+            *(["memory"] if used else []),
+        ]
         rows = f" in each of {batch} rows" if batch > 1 else ""
-        made += [f"\n{known:,} known tokens{rows}, rounds: {counts}.\n\n| {columns} |\n"]
-        made += ["|" + "---|" * (1 + 3 * len(temperatures)) + "\n"]
+        made += [f"\n{known:,} known tokens{rows}, rounds: {counts}.\n\n| {' | '.join(head)} |\n"]
+        made += ["|" + "---|" * (1 + 3 * len(of) + bool(used)) + "\n"]
         for arm in ARMS:
             row = [cell for own in of.values() for cell in cells(own, arm)]
-            made += [f"| {' | '.join([arm if arm == PLAIN else f'`{arm}`', *row])} |\n"]
+            row += [f"{used[arm]:,} MB" if arm == PLAIN else f"{used[arm] - used[PLAIN]:+,} MB"] if used else []
+            made += [f"| {' | '.join([named(arm), *row])} |\n"]
     loads = [value for one in bursts for value in one["load"]]
     (first, *_) = bursts
     own = first["machine"]
@@ -155,26 +248,35 @@ def tables() -> str:
     return "".join(made)
 
 
-def with_tables(page: str) -> str:
-    """Return the page with the tables of the record."""
+def summary() -> str:
+    """Return a table of speed-ups alone, of the arms that gain somewhere beyond lookups."""
+    arms = [arm for arm in ARMS if "int8" in arm]
+    made = [f"\n| rows | known | {' | '.join(map(named, arms))} |\n|" + "---|" * (2 + len(arms)) + "\n"]
+    for (batch, known), of in by_place(record()[1]).items():
+        found = [" and ".join(f"{median(speed_ups(own, arm)):.2f}x" for own in of.values()) for arm in arms]
+        made += [f"| {batch} | {known:,} | {' | '.join(found)} |\n"]
+    return "".join(made)
+
+
+def with_table(page: str, table: str) -> str:
+    """Return a page with a table between its marks."""
     head, rest = page.split(MARKS[0])
-    return head + MARKS[0] + tables() + MARKS[1] + rest.split(MARKS[1])[1]
+    return head + MARKS[0] + table + MARKS[1] + rest.split(MARKS[1])[1]
 
 
 def curves() -> Any:
-    """Draw speed-up over the known tokens of single texts, a line for each arm, a panel for each temperature."""
-    texts = [one for one in record()[1] if one["batch"] == 1]
-    temperatures = sorted({one["temperature"] for one in texts})
-    figure, axes = panels([f"T = {T:g}" for T in temperatures], 3.6, sharey=True)
-    lengths, others = sorted({one["known"] for one in texts}), iter(("dimgrey", "darkgrey"))
+    """Draw speed-up over the known tokens, a line for each arm, a panel for each batch and temperature."""
+    every = record()[1]
+    places = sorted({(one["batch"], one["temperature"]) for one in every if one["batch"] in DRAWN})
+    figure, axes = panels([f"batch {batch}, T = {T:g}" for batch, T in places], 3.6, sharey=True)
+    lengths, others = sorted({one["known"] for one in every}), iter(("dimgrey", "darkgrey"))
     arms = [arm for arm in ARMS if arm != PLAIN]
     colours = dict(zip([arm for arm in arms if arm.startswith("self:")], COLOURS, strict=True))
     colours |= {arm: next(others) for arm in arms if arm not in colours}
-    for axis, temperature in zip(axes, temperatures, strict=True):
+    for axis, (batch, temperature) in zip(axes, places, strict=True):
+        own = {at: of.get(temperature, []) for (rows, at), of in by_place(every).items() if rows == batch}
         for arm in arms:
-            own = {n: [one for one in texts if (one["known"], one["temperature"]) == (n, temperature)] for n in lengths}
-            found = {known: speed_ups(mine, arm) for known, mine in own.items()}
-            points = [(known, median(one)) for known, one in found.items() if one]
+            points = [(at, median(speed_ups(mine, arm))) for at, mine in own.items() if mine]
             style = "o-" if arm.startswith("self:") else "s--"
             axis.plot(*zip(*points, strict=True), style, color=colours[arm], markersize=4, label=arm)
         axis.axhline(1.0, color="black", linewidth=0.8)
@@ -182,7 +284,7 @@ def curves() -> Any:
         axis.set_xticks(lengths, [f"{one}" if one < 1000 else f"{one // 1000}k" for one in lengths])
         axis.set_xlabel("known tokens")
     axes[0].set_ylabel("speed-up over plain decoding")
-    figure.suptitle("Views of SmolLM2-135M, batch 1, two CPU cores: medians of rounds", fontsize=10)
+    figure.suptitle("Views of SmolLM2-135M, two CPU cores: medians of rounds", fontsize=10)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
@@ -193,12 +295,16 @@ if __name__ == "__main__":
     parser.add_argument("--prompts", nargs="*", type=Path, default=[])
     parser.add_argument("--known", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--memory", action="store_true", help="the most memory of every arm instead of its time")
     options = parser.parse_args()
-    if options.prompts:
+    if options.memory:
+        measure_memory(options.prompts[0], options.known, options.batch)
+    elif options.prompts:
         torch.set_num_threads(2)
         measure(options.prompts, options.known, options.temperature, options.seconds, options.batch)
     if PAGE.exists():
-        PAGE.write_text(with_tables(PAGE.read_text()))
+        PAGE.write_text(with_table(PAGE.read_text(), tables()))
+        SUMMARY.write_text(with_table(SUMMARY.read_text(), summary()))
         save(curves, PICTURE)

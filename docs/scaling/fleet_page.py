@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from math import ceil, floor
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -431,7 +431,29 @@ def front_table() -> str:
     return table(["", "seconds and events", "replicas"], rows)
 
 
+def ray_table() -> str:
+    """Return what a request and an event take on one worker and on a replica of Ray Serve, asked in turns."""
+    found = list(lines(RECORD, "ray"))
+    names = {"one": "one worker", "ray": "one replica of Ray Serve"}
+    costs = {name: request_costs([one for one in found if one["server"] == name]) for name in names}
+    rows = [[names[name], *(f"{SIGNS['measured']} {value:.2f} ms" for value in own)] for name, own in costs.items()]
+    shares = [after - before for before, after in zip(costs["one"], costs["ray"], strict=True)]
+    rows.append(["Ray's share", *(f"{value:.2f} ms" for value in shares)])
+    return table(
+        ["one request at a time", "first token", "each further event", "CPU of all processes for an event"], rows
+    )
+
+
+def request_costs(found: Sequence[Line]) -> tuple[float, float, float]:
+    """Return milliseconds: the median first token, the median of further events, and CPU by events."""
+    told = [row for one in found for row in one["told"]]
+    further = [(whole - first) / (events - 1) for first, whole, events in told if events > 1]
+    cpu = 1e3 * sum(one["cpu"] for one in found) / sum(row[2] for row in told)
+    return median(row[0] for row in told), median(further), cpu
+
+
 TABLES = {
+    "ray": ray_table,
     "turns": turns_table,
     "killed": killed_table,
     "fit": fit_table,

@@ -6,7 +6,8 @@
 A word is a burst: `one`, `two` and `plain` let 1, 2, 4 and 8 clients for each worker ask again and again, for the fit;
 `open:SERVER:SHARE` sends requests by a Poisson process, so many of what the fit says that the server can take; `turns`
 loads servers with one worker and two in turns, `turns:before` one worker of this source and of another checkout's;
-`killed` ends one of two workers by kill -9; `choice` times how a front chooses among many workers.
+`ray` asks one worker and one replica of a Ray cluster of this machine in turns, one request at a time; `killed` ends
+one of two workers by kill -9; `choice` times how a front chooses among many workers.
 
 All servers, with the embedded pair and one thread a worker, are started first. A burst takes less than a minute of the
 clock; `--real-time 20` gives servers and client that priority meanwhile (Linux), workers less, so that what else the
@@ -44,13 +45,21 @@ RECORD = FOLDER / "record.jsonl"
 SETS, EXCERPT = ("humaneval", "python"), 600
 LENGTHS = 16, 96
 """Tokens of answers: any number between these."""
-SERVERS = {"one": (1, ()), "two": (2, ()), "plain": (1, ("--drafter", "none")), "before": (1, ())}
+SERVERS = {
+    "one": (1, ()),
+    "two": (2, ()),
+    "plain": (1, ("--drafter", "none")),
+    "before": (1, ()),
+    "ray": (1, ("--ray",)),
+}
 """Workers and options of each server."""
 CLIENTS = (1, 2, 4, 8)
 SECONDS, SETTLED, WARM = 12.0, 1.0, 1.5
 """Those of a closed load, those at its beginning that do not count, and those in which a server meets what comes."""
 OPEN, TURNS, KILL = 40.0, 44.0, 6.0
 """Seconds of an open load, of all turns, and of load before the kill."""
+RAY_TURNS, RAY_SECONDS = 2, 6.0
+"""How often both are asked there and back, and seconds of each."""
 PACED, PACING = 4, 9.0
 """Clients for each worker, and seconds, of the closed load before an open one."""
 TOGETHER = 0.005
@@ -127,7 +136,8 @@ def _started(name: str, source: Path | None) -> Iterator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     workers, options = SERVERS[name]
-    many = ("--workers", str(workers)) if source is None else ()  # of a source that may not know workers
+    known = source is None and "--ray" not in options  # there may be a source that does not know workers
+    many = ("--workers", str(workers)) if known else ()
     start = [sys.executable, "-c", "from polydraft_command import main; main()", "serve", "--port", str(port), *many]
     limits = ("--threads", str(workers), "--batch-size", "8", "--kept-texts", "0", "--max-queue", "2048")
     given = {"PYTHONPATH": str(source / "src")} if source else {}
@@ -357,6 +367,20 @@ def run_turns(servers: dict[str, Server], loads: Sequence[int]) -> Iterator[Line
         yield {"kind": "turns", "server": name, "clients": clients, "tokens": tokens, "seconds": round(took, 3)}
 
 
+def run_ray(servers: dict[str, Server]) -> Iterator[Line]:
+    """Ask two servers in turns, one request at a time; tell what requests and events took, and the CPU of all."""
+    for server in servers.values():
+        warm(server)
+    order = [name for _ in range(RAY_TURNS) for name in (*servers, *reversed(servers))]
+    for number, name in enumerate(order):
+        every = [servers[name].pid, *_below(servers[name].pid)]
+        before, own = {pid: busy(pid) for pid in every}, random.Random(number // 2)
+        found = asyncio.run(closed(servers[name], 1, RAY_SECONDS, own))
+        spent = sum(busy(pid) - known for pid, known in before.items())
+        told = [[row[1], row[2], len(one.events)] for row, one in zip(told_of(found, 0.0), found, strict=True)]
+        yield {"kind": "ray", "server": name, "cpu": round(spent, 3), "told": told}
+
+
 def run_killed(server: Server, clients: int = 16) -> Iterator[Line]:
     """Measure the longest pause of texts in progress where one of two workers is killed."""
     warm(server)
@@ -418,12 +442,20 @@ def burst(word: str, servers: dict[str, Server]) -> Iterator[Line]:
     if kind == "turns":
         other = "before" if rest else "two"
         return run_turns({name: servers[name] for name in ("one", other)}, [1, 16] if rest else [16])
+    if kind == "ray":
+        return run_ray({name: servers[name] for name in ("one", "ray")})
     return run_killed(servers["two"]) if kind == "killed" else run_choice()
 
 
 def needed(words: Sequence[str]) -> list[str]:
     """Return the servers that bursts load."""
-    own = {"turns": ["one", "two"], "turns:before": ["one", "before"], "killed": ["two"], "choice": []}
+    own = {
+        "turns": ["one", "two"],
+        "turns:before": ["one", "before"],
+        "ray": ["one", "ray"],
+        "killed": ["two"],
+        "choice": [],
+    }
     found = [name for word in words for name in own.get(word, [one for one in word.split(":") if one in SERVERS])]
     return [*dict.fromkeys(found)]
 

@@ -46,13 +46,14 @@ class Past:
 
         Those with which both begin, but for either's last; none if the target remembers more than those in states, or
         if the drafter reads the target's hidden states, which are not kept, and cannot go on from what it made of them.
-        Such a drafter is given the states of one token at least, which some draft from.
+        Such a drafter is given the states of one token at least, which some draft from. The newest tokens whose queries
+        choose a view's keys are read again: it would choose by the last one alone.
         """
         reads = bool(drafter.needs.layers)
         if reads and not _is_of(drafter, self.drafts):
             return 0
         ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
-        common = max(min(len(ours), len(theirs) - reads), 0)
+        common = max(min(len(ours), len(theirs) - max(reads, drafter.needs.queries)), 0)
         differ = (ours[:common] != theirs[:common].to(ours.device)).nonzero()
         return self.reader.kept(0, int(differ[0]) if len(differ) else common)
 

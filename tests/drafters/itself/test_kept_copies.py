@@ -119,6 +119,16 @@ def test_a_next_turn_goes_on_from_a_past(target: PreTrainedModel, keys: Keys) ->
         assert torch.equal(found.sequences, plain) and not found.statistics.fallback
 
 
+def test_keys_are_chosen_behind_a_past_as_behind_a_prompt_that_is_read(target: PreTrainedModel) -> None:
+    """A past keeps no queries: those that choose keys are asked for again, not the last token's alone."""
+    ids, drafter = torch.randint(1, 23, (1, 60), generator=torch.Generator().manual_seed(3)), few(Snap(8))
+    options: dict[str, Any] = {"policy": 3, "max_new_tokens": 12, **GREEDY}
+    past = polydraft.generate(target, ids, drafter="none", keep_past=True, max_new_tokens=1, **GREEDY).past
+    read, kept = (polydraft.generate(target, ids, drafter=drafter, **options, past=one) for one in (None, past))
+    assert kept.statistics.prompt_known == ids.shape[1] - 1 - drafter.needs.queries > 0
+    assert kept.statistics.accepted_at == read.statistics.accepted_at and torch.equal(kept.sequences, read.sequences)
+
+
 def test_another_model_reads_the_copies() -> None:
     """Weights of eight bits over copies of the target's keys: near the target's rows, and not the same."""
     module = tiny_model("llama", dtype=torch.float32)
