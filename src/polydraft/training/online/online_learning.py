@@ -37,7 +37,7 @@ from polydraft.training.online.version_gate import Saving
 COLDEST = 0.01
 """Texts at lower temperatures that are not greedy are left out."""
 SLOWER = 1.05
-"""The loss of some texts by new weights may take so many times as long as by those in use."""
+"""Drafts behind some texts may take so many times as long by new weights as by those in use."""
 TIMED, PASSED = 5, 2
 """Passes of either, of which the fastest counts; of how many texts these are."""
 LATE_TEXTS = 50
@@ -287,12 +287,13 @@ class OnlineLearner:
     @torch.no_grad()
     def _is_slower(self, before: Weights, after: Weights) -> bool:
         """Tell whether a pass takes longer, as one of numbers that are too small for the machine's usual arithmetic."""
-        own, best, lessons = weights_of(self.network), [float("inf")] * 2, self.buffer.held_out.lessons[:PASSED]
+        own, best = weights_of(self.network), [float("inf")] * 2
+        batch = batched(self.buffer.held_out.lessons[:PASSED])
         for _ in range(TIMED):
             for place, weights in enumerate((before, after)):
                 put_weights(self.network, weights)
                 begun = self.clock()
-                self._loss(lessons)
+                self.training.ratios(batch, 0.0, CHAIN)  # of greedy drafts, for which the target has nothing to say
                 best[place] = min(best[place], self.clock() - begun)
         _put_back(self.network, own)
         return best[1] > SLOWER * best[0]
