@@ -346,6 +346,24 @@ def test_connections_are_closed_once_what_is_in_flight_has_ended() -> None:
     assert server.closed.wait(10)
 
 
+def test_a_client_that_is_closed_asks_no_more() -> None:
+    """A server that is busy is asked again and again: not for somebody who has left, and nobody waits for that."""
+    asked, busy = list[int](), httpx.Response(503, headers={"retry-after": "60"})
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=MODELS)
+        asked.append(json.loads(request.content)["seed"])
+        return busy if asked[-1] else httpx.Response(400, json={"error": "bad"})
+
+    found = ServerClient("http://s", transport=httpx.MockTransport(answer))
+    with pytest.raises(ServerError, match="400"):
+        list(found.texts(requests(3)))
+    found.close()
+    found._pool.shutdown(wait=True)  # ends at once: waits are over, and nothing is sent
+    assert sorted(set(asked)) == [0, *range(1, len(set(asked)))] and len(asked) == len(set(asked))
+
+
 def test_a_client_that_cannot_be_made_lets_go_of_its_connections() -> None:
     server = Slow()
     with pytest.raises(ServerError, match="has no model 'x'"):

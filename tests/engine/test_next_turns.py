@@ -198,7 +198,7 @@ def test_the_first_token_comes_in_the_step_in_which_the_prompt_ends(beside: int)
 @pytest.mark.long
 @pytest.mark.parametrize("heat", [0.0, 0.9])
 @pytest.mark.parametrize(("size", "keeps", "shares"), [(4, 8, True), (5, 0, True), (5, 8, False), (2, 8, True)])
-@pytest.mark.parametrize("name", ["model", "lookahead", "route", "an EAGLE head"])
+@pytest.mark.parametrize("name", ["model", "lookahead", "route", "an EAGLE head", "self:keys=snap:4"])
 def test_a_prompt_of_several_texts_is_read_once(name: str, size: int, keeps: int, shares: bool, heat: float) -> None:
     served, method = Served(heat, size=size, keeps=keeps), method_of(name, heat)
     prompt, known, left = FIRST[2], list[int](), [*range(5)]

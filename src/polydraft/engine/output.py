@@ -47,15 +47,18 @@ class Past:
         Those with which both begin, but for either's last; none if the target remembers more than those in states, or
         if the drafter reads the target's hidden states, which are not kept, and cannot go on from what it made of them.
         Such a drafter is given the states of one token at least, which some draft from. The newest tokens whose queries
-        choose a view's keys are read again: it would choose by the last one alone.
+        choose a view's keys are read again where its state has not kept them: it would choose by the last one alone.
         """
         reads = bool(drafter.needs.layers)
         if reads and not _is_of(drafter, self.drafts):
             return 0
         ours, theirs = self.text.tokens[0, : int(self.text.lengths) - 1], prompt.tokens[0, : int(prompt.lengths) - 1]
-        common = max(min(len(ours), len(theirs) - max(reads, drafter.needs.queries)), 0)
+        common = max(min(len(ours), len(theirs) - reads), 0)
         differ = (ours[:common] != theirs[:common].to(ours.device)).nonzero()
-        return self.reader.kept(0, int(differ[0]) if len(differ) else common)
+        known = int(differ[0]) if len(differ) else common
+        if drafter.needs.queries and not _has_queries(self.drafts, known):
+            known = max(min(known, len(theirs) - drafter.needs.queries), 0)
+        return self.reader.kept(0, known)
 
 
 def check_past(past: object, target: LanguageModel, prompt: Text, *, alone: bool = True) -> None:
@@ -103,6 +106,12 @@ def _is_of(drafter: Drafter, state: object) -> bool:
     """Tell whether a drafter's network has made a state, or one that stands in it."""
     values = [value for one in within(state) for value in getattr(one, "__dict__", {}).values()]
     return any(network is value for network in owned_networks(drafter) for value in values)
+
+
+def _has_queries(state: object, known: int) -> bool:
+    """Tell whether a state has kept the queries that choose among the keys of so many tokens."""
+    told = [getattr(one, "has_queries", None) for one in within(state)]
+    return any(has(known) for has in told if has is not None)
 
 
 def _changed(what: str) -> InvalidParameter:

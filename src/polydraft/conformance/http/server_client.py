@@ -1,11 +1,10 @@
 """A client of a server under test: bounded answers, waits as they are told, one sentence for what is wrong."""
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -46,7 +45,7 @@ class ServerClient:
         chat: whether prompts are sent as a user's message, of which the server makes them by its template.
         key: sent as a bearer token, and never shown.
         transport: of httpx, instead of the network.
-        sleep: waits so many seconds.
+        sleep: waits so many seconds; None to wait until the client is closed at most.
 
     Attributes:
         chats: whether prompts are sent in chats.
@@ -68,12 +67,13 @@ class ServerClient:
         chat: bool = False,
         key: str | None = None,
         transport: "httpx.BaseTransport | None" = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         HTTP.check()
         import httpx
 
-        self.url, self._sleep, self.lost, self.asked, self.chats = _checked(url), sleep, 0, 0, chat
+        self.url, self.lost, self.asked, self.chats, self._closed = _checked(url), 0, 0, chat, Event()
+        self._sleep = sleep or self._closed.wait
         headers = {"authorization": f"Bearer {key}"} if key else {}
         idle = httpx.Limits(keepalive_expiry=IDLE)
         self._client = httpx.Client(headers=headers, timeout=TIMEOUT, transport=transport, trust_env=False, limits=idle)
@@ -89,6 +89,7 @@ class ServerClient:
 
     def close(self) -> None:
         """Send no more, and close the connections once what is in flight has ended, without waiting for it."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         Thread(target=self._end, daemon=True).start()
 
@@ -155,6 +156,8 @@ class ServerClient:
 
         late, status, broken = 0, 0, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
         for _ in range(MOST_WAITS):
+            if self._closed.is_set():
+                return None  # nobody waits for it
             try:
                 status, headers, body = self._sent(method, path, fields)
             except (httpx.TimeoutException, *broken) as error:

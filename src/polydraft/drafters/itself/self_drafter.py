@@ -46,6 +46,11 @@ class SelfDraftState:
         """Tell whether both keep queries of equally many tokens, which follow from the text alone."""
         return self.most == fresh.most
 
+    def has_queries(self, known: int) -> bool:
+        """Tell whether the queries that choose among the keys of so many tokens are kept, of one text."""
+        own = self.queries[0].cut(known)
+        return own.states is not None and own.end == known and len(own.states) >= min(self.most, known)
+
 
 @dataclass(frozen=True, eq=False)
 class SelfDrafter(Drafter):

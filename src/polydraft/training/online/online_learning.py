@@ -288,12 +288,13 @@ class OnlineLearner:
     def _is_slower(self, before: Weights, after: Weights) -> bool:
         """Tell whether a pass takes longer, as one of numbers that are too small for the machine's usual arithmetic."""
         own, best = weights_of(self.network), [float("inf")] * 2
-        batch = batched(self.buffer.held_out.lessons[:PASSED])
+        lessons = self.buffer.held_out.lessons[:PASSED]
+        batch, heat = batched(lessons), max(one.heat for one in lessons)
         for _ in range(TIMED):
             for place, weights in enumerate((before, after)):
                 put_weights(self.network, weights)
                 begun = self.clock()
-                self.training.ratios(batch, 0.0, CHAIN)  # of greedy drafts, for which the target has nothing to say
+                self.training.ratios(batch, heat, CHAIN)
                 best[place] = min(best[place], self.clock() - begun)
         _put_back(self.network, own)
         return best[1] > SLOWER * best[0]
