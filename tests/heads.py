@@ -9,7 +9,7 @@ from choices import Memory, Toy
 from sources import encoder_decoder
 from torch import Tensor
 
-from polydraft.drafters import Drafter, ParallelDrafter, SpecDrafter
+from polydraft.drafters import Drafter, JacobiBlockDrafter, ParallelDrafter, SpecDrafter
 from polydraft.drafters.heads.block_head import BlockHead, BlockShape
 from polydraft.drafters.heads.drafter import HeadDrafter, HeadEnds, HeadNetwork, HeadState, TreePass
 from polydraft.drafters.heads.eagle_head import Eagle3Head, Eagle3Norms
@@ -250,6 +250,8 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "SPIRe": lambda vocab: spire_drafter(4),
     "adapter": lambda vocab: adapter_drafter(4, 1, 2),
     "PARD": lambda vocab: ParallelDrafter(Toy(vocab + 1, 1), vocab),
+    "guesses": lambda vocab: JacobiBlockDrafter(Toy(vocab, 1), 3),
+    "guesses, mended twice": lambda vocab: JacobiBlockDrafter(Toy(vocab, 1), 3, 2),
     "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
 }
 """Heads for `Seen`, with so many tokens, and draft models for masks."""

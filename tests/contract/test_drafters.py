@@ -17,6 +17,7 @@ from polydraft.catalogue import DrafterLine, every_scheme, tables
 from polydraft.drafters import (
     Drafter,
     DraftRequest,
+    JacobiBlockDrafter,
     LookupFirst,
     ModelDrafter,
     ParallelDrafter,
@@ -85,6 +86,7 @@ MEMBERS: dict[str, Callable[[], Drafter]] = {
     "lookup first, of one token": lambda: LookupFirst(model_drafter(), 1),
     "padded model": lambda: ModelDrafter(HuggingFaceModel(tiny_model("qwen2", VOCAB + 6))),
     "masks": lambda: ParallelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB + 1)), VOCAB, 8),
+    "guesses": lambda: JacobiBlockDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), 6, 2),
     "masks behind a source": lambda: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=VOCAB)), 4, 3, 8),
     **{name: partial(lambda own: every_head()[own], name) for name in every_head()},
     "riders": lambda: RiderDrafter(masks=(4, 4, 4)),

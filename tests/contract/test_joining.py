@@ -13,6 +13,7 @@ from polydraft.drafters import (
     Drafter,
     DraftRequest,
     EnsembleDrafter,
+    JacobiBlockDrafter,
     JacobiDrafter,
     LookaheadDrafter,
     ModelDrafter,
@@ -61,6 +62,7 @@ MEMBERS: dict[str, tuple[Callable[[], Drafter], tuple[Scheme, ...]]] = {
     ),
     "padded model": (lambda: ModelDrafter(model("qwen2", VOCAB + 6)), (WithoutReplacement(),)),
     "pard": (lambda: ParallelDrafter(model("llama", VOCAB + 1), VOCAB), (IID(), TopK())),
+    "guesses": (lambda: JacobiBlockDrafter(model("llama"), 6), (IID(), TopK())),
     "ensemble": (ensemble, (Product(),)),
 }
 PAIRED = [(name, scheme) for name, (_, schemes) in MEMBERS.items() for scheme in schemes]

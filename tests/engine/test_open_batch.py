@@ -21,7 +21,7 @@ from polydraft import (
     SamplingParams,
     TreeShape,
 )
-from polydraft.drafters import Drafter, ParallelDrafter
+from polydraft.drafters import Drafter, JacobiBlockDrafter, ParallelDrafter
 from polydraft.engine import Ending, Method, Observer, Request, RunningBatch, Statistics, TargetLaw
 from polydraft.engine.choices import Choices, chosen_method
 from polydraft.errors import ContextOverflow
@@ -61,6 +61,7 @@ def drafters(kind: str = "llama") -> dict[str, Drafter]:
         "ouroboros": OuroborosDrafter(draft, 3, 2, 3, 4, 3),
         "model": ModelDrafter(draft),
         "pard": ParallelDrafter(draft, 29),
+        "guesses": JacobiBlockDrafter(draft, 6),
     }
 
 

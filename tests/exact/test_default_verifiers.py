@@ -197,6 +197,7 @@ def test_every_default_verifier_is_among_the_cases() -> None:
         drafters.NestedDrafter(model, ModelDrafter(model), BlockVerification(), Chain(2)),
         drafters.ByDepthDrafter((ModelDrafter(model), NgramDrafter()), (2, 2)),
         drafters.JacobiDrafter(),
+        drafters.JacobiBlockDrafter(model),
         drafters.LookaheadDrafter(),
         drafters.OuroborosDrafter(model),
         drafters.ParallelDrafter(model, 1),

@@ -210,6 +210,7 @@ def test_every_exported_scheme_rule_and_drafter_has_a_line() -> None:
         drafters.AdapterDrafter,
         drafters.BoostedDrafter,
         drafters.HeadDrafter,
+        drafters.JacobiBlockDrafter,
         drafters.ParallelDrafter,
         drafters.SpecDrafter,
         drafters.RiderDrafter,

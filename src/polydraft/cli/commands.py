@@ -36,6 +36,7 @@ from polydraft.options.commands.making_options import (
     StoreBuildOptions,
     StoreShowOptions,
     TrainAdapterOptions,
+    TrainConsistencyOptions,
     TrainExitsOptions,
     TrainHeadOptions,
     TrainPairOptions,
@@ -296,6 +297,14 @@ add(
     TrainExitsOptions,
     "polydraft.cli.train:run_train_exits",
     "Tune a target so that its first layers draft for it (LayerSkip), and write the tuned model, which is another one.",
+)
+add(
+    train_app,
+    "consistency",
+    TrainConsistencyOptions,
+    "polydraft.cli.train:run_train_consistency",
+    "Tune a target so that Jacobi decoding takes fewer passes (CLLM), and write the tuned model, which is another one; "
+    "or tune a draft so that it fills blocks.",
 )
 add(
     store_app,

@@ -15,26 +15,31 @@ from polydraft.cli.printing import console, print_json_line
 from polydraft.cli.process import noted_interruption, stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
-from polydraft.models import load, load_pair
+from polydraft.models import load, load_draft, load_pair
 from polydraft.options.commands.making_options import (
     LearningOptions,
     TrainAdapterOptions,
+    TrainConsistencyOptions,
     TrainExitsOptions,
     TrainHeadOptions,
     TrainPairOptions,
 )
 from polydraft.training import (
+    ConsistencyPlan,
+    ConsistencySettings,
     ExitPlan,
     ExitSettings,
     HeadPlan,
     HeadRecipe,
     HeadSize,
+    MadeConsistent,
     MadeExits,
     MadeHead,
     PairRecipe,
     WritingPlan,
     calls_in_words,
     export_pair,
+    make_consistent,
     make_exits,
     make_head,
     train_pair,
@@ -129,7 +134,31 @@ def run_train_exits(request: TrainExitsOptions) -> int:
     return _learnt(request, plan.writing, make, exits_in_words)
 
 
-Made = TypeVar("Made", MadeHead, MadeExits)
+def run_train_consistency(request: TrainConsistencyOptions) -> int:
+    """Write, tune, export and report, and say whose law texts then have; return the exit code, as for heads.
+
+    Raises:
+        PolydraftError: what `run_train_head` raises.
+    """
+    one, noting = request, partial(noted_interruption, "this step")
+    name = one.target or "the embedded target"
+    plan = ConsistencyPlan(
+        ConsistencySettings(one.block, one.keep or ("law" if one.start else "tokens"), one.weight),
+        writing_of(one),
+        HeadRecipe(steps=one.steps, matrix_rate=one.rate, other_rate=one.rate / 2, seed=one.seed),
+        name,
+    )
+
+    def make(target: Any, prompts: list[Tensor]) -> MadeConsistent:
+        start = None if one.start is None else load_draft(one.start, target)
+        if start is None:
+            console(errors=True).print(f"The tuned model will be another one than {name}, which stays.", soft_wrap=True)
+        return make_consistent(target, prompts, one.work, one.out, plan, noting, start)
+
+    return _learnt(request, plan.writing, make, consistent_in_words)
+
+
+Made = TypeVar("Made", MadeHead, MadeExits, MadeConsistent)
 
 
 def _learnt(
@@ -239,6 +268,17 @@ def exits_in_words(made: MadeExits) -> str:
         f"{made.after.tokens} held-out tokens its perplexity is {made.after.perplexity:.3f}, and that of "
         f"{made.tuned_from} {made.before.perplexity:.3f}. Overlap with the whole model behind so many layers, before "
         f"and after: {exits}."
+    )
+
+
+def consistent_in_words(made: MadeConsistent) -> str:
+    """Return what was tuned, for people."""
+    what = f"a draft for {made.tuned_from}" if made.draft else f"another model than {made.tuned_from}"
+    law = "" if made.draft else f", whose law texts then have. {made.drift}"
+    return (
+        f"Written to {made.folder}: {what}{law}. In the model's own iteration on held-out text: {made.before} before, "
+        f"and {made.after} after. Overlap behind wrong guesses: {made.overlap[0]:.3f} before, {made.overlap[1]:.3f} "
+        "after."
     )
 
 

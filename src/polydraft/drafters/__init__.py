@@ -64,6 +64,7 @@ from polydraft.drafters.itself import (
     own_model,
     tokens_per_work,
 )
+from polydraft.drafters.jacobi_block import JacobiBlockDrafter
 from polydraft.drafters.model import ModelDrafter, NoDraft, model_defaults, runnable
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter
 from polydraft.drafters.rider_drafter import RiderDrafter
@@ -104,6 +105,7 @@ __all__ = [
     "HeadDrafter",
     "HeadEnds",
     "HeadNetwork",
+    "JacobiBlockDrafter",
     "JacobiDrafter",
     "Keys",
     "LookaheadDrafter",

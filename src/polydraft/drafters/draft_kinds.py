@@ -2,7 +2,8 @@
 
 `pard_token`, or `spd_type` "pard"                        fills masks behind the text (`ParallelDrafter`)
 `spec_drafter` {"block_size": k, "mask_token_id": id}     an encoder-decoder that fills a block (`SpecDrafter`)
-neither                                                   drafts token by token (`ModelDrafter`)
+`jacobi_block` k                                          mends a block of guesses (`JacobiBlockDrafter`)
+none                                                      drafts token by token (`ModelDrafter`)
 """
 
 from collections.abc import Mapping
@@ -10,14 +11,15 @@ from typing import Any, cast
 
 from polydraft.drafters.contract import Drafter
 from polydraft.drafters.heads.formats.folder_fields import Fields
+from polydraft.drafters.jacobi_block import JacobiBlockDrafter
 from polydraft.drafters.model import ModelDrafter, runnable
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter, refused_mask
 from polydraft.errors import CheckpointError, shown
 from polydraft.models import LanguageModel, module_of
 
-PARD, SPEC = "pard", "spec_drafter"
-MASKED = frozenset(("pard_token", "spd_type", SPEC))
-"""What a configuration may have that is for masks; without these a draft model drafts token by token."""
+PARD, SPEC, JACOBI = "pard", "spec_drafter", "jacobi_block"
+MASKED = frozenset(("pard_token", "spd_type", SPEC, JACOBI))
+"""What a configuration may have that is for masks or guesses; without these a draft model drafts token by token."""
 BLOCK, MASK = "block_size", "mask_token_id"
 MASK_KEYS = (MASK, "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Where a mask token is looked for; the first that there is counts, as in vLLM. `dflash_config` is of block heads."""
@@ -36,6 +38,9 @@ def drafter_of(model: object) -> Drafter:
     config: Any = getattr(module, "config", None)
     if getattr(config, SPEC, None) is not None:
         return _spec_drafter(runs, _name(module), getattr(config, SPEC))
+    if getattr(config, JACOBI, None) is not None:
+        fields = Fields(_name(module), {JACOBI: getattr(config, JACOBI)})
+        return JacobiBlockDrafter(runs, fields.count(JACOBI, most=runs.facts.context - 1))
     if getattr(config, "spd_type", None) == PARD or getattr(config, "pard_token", None) is not None:
         return ParallelDrafter(runs, _pard_mask(runs, _name(module), config))
     return ModelDrafter(runs)

@@ -44,6 +44,16 @@ def _ends(model: LanguageModel) -> list[int]:
     return [token for one in ends if one is not None for token in (one if isinstance(one, list | tuple) else [one])]
 
 
+def behind(tokens: Int[Tensor, "b k"]) -> Riders | None:
+    """Return tokens behind the last ones of texts, each of which sees those before it; None for none."""
+    (rows, count), device = tokens.shape, tokens.device
+    if not count:
+        return None
+    places = torch.arange(1, count + 1, device=device).expand(rows, -1)
+    seen = torch.ones(count, 1 + count, dtype=torch.bool, device=device).tril_(1)
+    return Riders(tokens, places, seen.expand(rows, -1, -1), torch.ones_like(tokens, dtype=torch.bool))
+
+
 def slot_draft(
     rows: Float[Tensor, "b k V"], request: DraftRequest, params: SamplingParams, asked: int | None, vocab_size: int
 ) -> Draft:
@@ -132,7 +142,8 @@ class ParallelDrafter(Drafter):
         if not depth:
             return Draft.nothing(text.last()), state
         root = Draft.nothing(text.last())
-        scored, reader = state.reader.score(text, root.tree, replace(root, riders=self._masks(text, depth - 1)))
+        masks = torch.full((len(text.lengths), depth - 1), self.mask_id, device=text.tokens.device)
+        scored, reader = state.reader.score(text, root.tree, replace(root, riders=behind(masks)))
         rows = scored.logits if scored.riders is None else torch.cat([scored.logits, scored.riders], dim=1)
         draft = slot_draft(rows, request, state.params, self.shortlist_size, state.vocab_size)
         return draft, replace(state, reader=reader)
@@ -140,16 +151,6 @@ class ParallelDrafter(Drafter):
     def commit(self, state: ModelDraftState, step: Step) -> ModelDraftState:
         """Keep what was read: the text up to its last token. Of the drafts nothing was read."""
         return state
-
-    def _masks(self, text: Text, count: int) -> Riders | None:
-        """Return masks behind the last tokens, each of which sees those before it; None for none."""
-        if not count:
-            return None
-        rows, device = len(text.lengths), text.tokens.device
-        tokens = torch.full((rows, count), self.mask_id, device=device)
-        places = torch.arange(1, count + 1, device=device).expand(rows, -1)
-        seen = torch.ones(count, 1 + count, dtype=torch.bool, device=device).tril_(1)
-        return Riders(tokens, places, seen.expand(rows, -1, -1), torch.ones_like(tokens, dtype=torch.bool))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 """Training: the embedded pair's corpus, recipe, losses, measurements and export; draft heads for any target."""
 
+from polydraft.training.consistency.consistency_loss import ConsistencySettings
+from polydraft.training.consistency.consistency_making import ConsistencyPlan, MadeConsistent, make_consistent
 from polydraft.training.exits.exit_loss import ExitQuality, ExitSettings
 from polydraft.training.exits.exit_making import ExitPlan, MadeExits, make_exits
 from polydraft.training.export import Quality, export_pair, measure_quality
@@ -22,6 +24,8 @@ from polydraft.training.token_files import OwnText, write_own_text
 __all__ = [
     "LOSSES",
     "MAKERS",
+    "ConsistencyPlan",
+    "ConsistencySettings",
     "Drafting",
     "ExitPlan",
     "ExitQuality",
@@ -29,6 +33,7 @@ __all__ = [
     "HeadPlan",
     "HeadRecipe",
     "HeadSize",
+    "MadeConsistent",
     "MadeExits",
     "MadeHead",
     "OwnText",
@@ -40,6 +45,7 @@ __all__ = [
     "calls_in_words",
     "distillation_loss",
     "export_pair",
+    "make_consistent",
     "make_exits",
     "make_head",
     "measure_quality",

@@ -23,7 +23,7 @@ from torch import nn
 import polydraft
 from polydraft import Chain, Widths
 from polydraft.conformance import LawReport, check
-from polydraft.drafters import Drafter, ParallelDrafter, RiderDrafter
+from polydraft.drafters import Drafter, JacobiBlockDrafter, ParallelDrafter, RiderDrafter
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 
@@ -47,6 +47,7 @@ HEADS: dict[str, Callable[[], Drafter]] = {
     "MTP, two modules": lambda: mtp_drafter(modules=2),
     "SPIRe": spire_drafter,
     "PARD": lambda: ParallelDrafter(HuggingFaceModel(tiny_model(vocab=VOCAB + 1, seed=4)), VOCAB),
+    "guesses": lambda: JacobiBlockDrafter(HuggingFaceModel(tiny_model(vocab=VOCAB, seed=4)), 4),
     "PaSS": lambda: RiderDrafter(lookahead=lookahead()),
     "SPACE": lambda: RiderDrafter((1, 1)),
 }

@@ -240,3 +240,26 @@ class TrainExitsOptions(LearningOptions):
         TRAINING,
     )
     every: int | None = count(None, "R of the curriculum. Default: 4 if rotational, else 1.", TRAINING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConsistencyOptions(LearningOptions):
+    """One call of `polydraft train consistency`."""
+
+    out: Path = FOLDER.but(help="The tuned model's folder.", panel=OUTPUT).usually(Path("consistent"))
+    work: Path = WORK.usually(Path("consistency-work"))
+    rate: float = option(
+        0.001, "Peak learning rate of weight matrices (Muon); tables, norms and biases (AdamW) have half.", TRAINING
+    )
+    block: int = count(16, "Tokens of a block.", TRAINING, least=2)
+    keep: str | None = option(
+        None,
+        "What is kept to on the text: tokens (CLLM: the target's own greedy ones) or law (the target's rows). "
+        "Default: tokens, of --start law.",
+        TRAINING,
+        words=("tokens", "law"),
+    )
+    weight: float = option(10.0, "What the text counts beside the consistency.", TRAINING, least=0.0)
+    start: str | None = option(
+        None, "Tune this draft for the target, and not the target itself.", TRAINING, metavar="FOLDER"
+    )
