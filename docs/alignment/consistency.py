@@ -1,7 +1,7 @@
 """Tune the embedded target by CLLM, and drafts for it, and write docs/exits.md's table of what became of them.
 
-    python docs/alignment/consistency.py --work FOLDER                # train what is not there, measure, write the table
-    python docs/alignment/consistency.py                              # the table alone
+    python docs/alignment/consistency.py --work FOLDER      # train what is not there, measure, write the table
+    python docs/alignment/consistency.py                    # the table alone
 
 Arms: CLLM as published (it learns the target's own greedy text), the same kept to the target's law, and the embedded
 draft tuned to mend blocks. All learn from the same trajectories of Python's source. Each arm's texts are timed beside
@@ -164,12 +164,14 @@ def main() -> None:
             sys.stdout.write(f"{shown}: {told[shown]}\n")
             sys.stdout.flush()
         line = {
-            "machine": machine(),
+            "machine": machine(torch.device("cpu")),
             "models": told,
             "speeds": [*speeds(models, pair, held)],
             "asked": [given.steps, given.tokens],
         }
         RECORD.write_text(json.dumps(line, default=str) + "\n")
+    if not RECORD.exists():
+        raise SystemExit("There is no record yet: name a folder by --work.")
     text = PAGE.read_text(encoding="utf-8")
     if all(mark in text for mark in MARKS):
         before, rest = text.split(MARKS[0])

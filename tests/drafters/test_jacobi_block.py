@@ -1,7 +1,6 @@
 """A draft model that mends blocks of guesses: its rows, how guesses move on, and texts that stay the target's."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import polydraft
-from polydraft import Chain, Widths
+from polydraft import Chain, Widths, rows
 from polydraft.conformance import check
-from polydraft.drafters import DraftRequest, JacobiBlockDrafter, Session, drafter_of
+from polydraft.drafters import (
+    ByDepthDrafter,
+    Drafter,
+    DraftRequest,
+    JacobiBlockDrafter,
+    LookupFirst,
+    NgramDrafter,
+    Session,
+    drafter_of,
+    merge_beside,
+)
 from polydraft.drafters.jacobi_block import JacobiBlockState
 from polydraft.errors import CheckpointError, InvalidParameter, UnpairedScheme, UnsupportedModel
 from polydraft.models import HuggingFaceModel
@@ -24,7 +33,7 @@ from polydraft.reading import Text
 from polydraft.schemes import IID, Given
 from polydraft.trees import BestFirst, Draft, TreePolicy, Verdict
 
-VOCAB, DEPTH = 24, 4
+VOCAB, DEPTH, BLOCK = 24, 4, 6
 PARAMS = SamplingParams(temperature=0.8)
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8]]
 
@@ -48,15 +57,15 @@ def rows_behind(text: Sequence[int], guesses: Sequence[int]) -> Tensor:
 
 
 def by_hand(text: Sequence[int], known: Sequence[int], passes: int = 1) -> tuple[Tensor, list[int]]:
-    """Return the laws of the levels and the next guesses; a place without a guess takes the token `DEPTH` before."""
-    whole = [*text[-DEPTH:], *known]
+    """Return the laws of the levels and the next guesses; a place without a guess takes the token `BLOCK` before."""
+    whole = [*text[-BLOCK:], *known]
     first = len(whole) - len(known)
-    while len(whole) < first + DEPTH:
-        whole.append(whole[max(0, len(whole) - DEPTH)])
-    guesses = whole[first : first + DEPTH]
+    while len(whole) < first + BLOCK:
+        whole.append(whole[max(0, len(whole) - BLOCK)])
+    guesses = whole[first : first + BLOCK]
     logits = torch.empty(0)
     for _ in range(passes):
-        logits = rows_behind(text, guesses[: DEPTH - 1])
+        logits = rows_behind(text, guesses[: BLOCK - 1])
         guesses = logits.argmax(-1).tolist()
     return to_probs(logits, PARAMS), guesses
 
@@ -68,7 +77,7 @@ def drafted(own: JacobiBlockDrafter, state: JacobiBlockState, text: Text, seed: 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_rows_and_guesses_are_those_of_plain_passes_over_steps_that_keep_some(passes: int) -> None:
     """What a step wrote, all of it counted, moves the guesses on; rows never depend on what was drawn above them."""
-    own, texts = JacobiBlockDrafter(HuggingFaceModel(module()), 8, passes), [list(row) for row in ROWS]
+    own, texts = JacobiBlockDrafter(HuggingFaceModel(module()), BLOCK, passes), [list(row) for row in ROWS]
     state = own.start(text_of(texts), Session(PARAMS, 64, VOCAB))
     known: list[list[int]] = [[] for _ in texts]
     for step, kept in enumerate([(0, 4, 1, 2), (4, 0, 0, 4), (1, 2, 3, 0)]):
@@ -86,7 +95,9 @@ def test_rows_and_guesses_are_those_of_plain_passes_over_steps_that_keep_some(pa
             texts[row] += [*draft.tree.tokens[row, 1 : count + 1].tolist(), (row + step) % VOCAB]
         verdict = Verdict(paths, torch.tensor(kept), torch.tensor([one[-1] for one in texts]))
         state = own.commit(state, step_of(text, draft, verdict))
-        assert state.reader.read == text.counts and [list(one) for one in state.guesses] == known
+        assert state.reader.read == text.counts
+        ends = [len(one) for one in texts]
+        assert [list(one.behind(end)) for one, end in zip(state.guesses, ends, strict=True)] == known
 
 
 def test_guesses_do_not_know_what_was_drawn() -> None:
@@ -95,13 +106,41 @@ def test_guesses_do_not_know_what_was_drawn() -> None:
     assert not torch.equal(first[0].tree.tokens, second[0].tree.tokens) and first[1].guesses == second[1].guesses
 
 
-def test_another_drafters_accepted_tokens_move_guesses_on_too() -> None:
-    own, text = JacobiBlockDrafter(HuggingFaceModel(module()), 8), text_of(ROWS[:1])
-    draft, state = drafted(own, own.start(text, Session(PARAMS, 64, VOCAB)), text, 1)
-    path = torch.tensor([[1, 2, -1, -1]])
-    step = step_of(text, draft, Verdict(path, torch.tensor([2]), torch.tensor([5])))
-    moved = own.commit(state, replace(step, verdict=step.verdict.only([]), whole=step.verdict))
-    assert moved.guesses == (state.guesses[0][3:],)
+def test_rows_that_another_drafter_drafted_for_are_as_if_nobody_had_asked() -> None:
+    own, text = JacobiBlockDrafter(HuggingFaceModel(module()), 8), text_of(ROWS)
+    begun = own.start(text, Session(PARAMS, 64, VOCAB))
+    draft, state = drafted(own, begun, text, 1)
+    paths = torch.tensor([[1, 2, -1, -1]] * len(ROWS))
+    step = step_of(text, draft, Verdict(paths, torch.tensor([2] * 4), torch.tensor([5] * 4))).only([0, 3])
+    moved = own.commit(state, step)
+    assert moved.guesses == (state.guesses[0], *begun.guesses[1:3], state.guesses[3]) and moved.before == ()
+    assert moved.guesses[0].behind(len(ROWS[0]) + 3) == state.guesses[0].tokens[3:]
+    assert rows.cut(moved, 0, 3).guesses[0].tokens == ()
+
+
+OUTER: dict[str, Callable[[JacobiBlockDrafter], Drafter]] = {
+    "alone": lambda own: own,
+    "behind a lookup": lambda own: LookupFirst(own, trusted=1),
+    "in a merge": lambda own: merge_beside(own),
+    "by depth": lambda own: ByDepthDrafter((own, NgramDrafter()), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("outer", OUTER)
+def test_a_seeds_text_does_not_depend_on_its_neighbours(outer: str) -> None:
+    """Whether a lookup answers, and how deep a merge drafts, hangs on all rows; what a row drafts must not."""
+    target, own = near()
+    prompts = [
+        torch.tensor(one) for one in ([3, 1, 4, 1, 5, 3, 1, 4, 1, 5, 3, 1, 4], [7, 2, 9], [5, 8, 1, 2, 6], [2, 7] * 3)
+    ]
+    options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 30, "eos_token_id": None, "seed": 3}
+    options |= {"drafter": OUTER[outer](own), "policy": Chain(4), "top_k": 0}
+    found = (
+        {one.name: one.tokens for one in polydraft.generate_many(target, prompts, batch_size=size, **options)}
+        for size in (1, 4)
+    )
+    alone, together = found
+    assert alone == together
 
 
 def near(scale: float = 0.05) -> tuple[PreTrainedModel, JacobiBlockDrafter]:

@@ -1,6 +1,7 @@
 """CLLM: Jacobi's iteration over blocks, the loss of consistency against its formula, and what a run writes."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import polydraft
 from polydraft.cli.train import consistent_in_words, run_train_consistency
 from polydraft.drafters import JacobiBlockDrafter, drafter_of
-from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.errors import InvalidParameter, UnsupportedModel, VocabularyMismatch
 from polydraft.options.commands.making_options import TrainConsistencyOptions
 from polydraft.training import (
     ConsistencyPlan,
@@ -144,7 +145,8 @@ def test_the_loss_is_that_of_plain_passes(keep: str) -> None:
     """CLLM's loss written again from single passes, and its gradient by what is not fixed in it."""
     network = tiny_model("llama", VOCAB, seed=3, dtype=torch.float32).requires_grad_(True)
     ends = TargetEnds.of(target("llama", 7))
-    training = ConsistencyTraining(network, ends, ConsistencySettings(BLOCK, keep, 3.0))
+    settings = ConsistencySettings(BLOCK, keep, 3.0)
+    training = ConsistencyTraining(network, VOCAB, settings, ends if keep == "law" else None)
     ids = random_ids()
     ids[2, 12:16] = ids[2, 8:12]  # a block that repeats
     batch = batch_of(ids)
@@ -272,14 +274,52 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same_model(tmp_path: Path) 
     assert replace(PLAN, settings=ConsistencySettings(BLOCK, "law")).folders(target())[1] != run
 
 
-def test_what_cannot_learn_is_said_before_a_text(tmp_path: Path) -> None:
-    folders = (tmp_path / "work", tmp_path / "out")
-    with pytest.raises(InvalidParameter, match="Blocks of 16 tokens need texts of 48 tokens or more, not of 32"):
-        make_consistent(target(), PROMPTS, *folders, replace(PLAN, settings=ConsistencySettings()))
-    conv = built("lfm2", {"layer_types": ["conv", "full_attention"] * 2})
-    with pytest.raises(UnsupportedModel, match="Lfm2ForCausalLM cannot take back what it has read, so it cannot learn"):
-        make_consistent(target(), PROMPTS, *folders, PLAN, start=conv)
+WRONG: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any], type[Exception], str]] = {
+    "short": (target, {"settings": ConsistencySettings()}, InvalidParameter, "Blocks of 16 tokens need texts of 48"),
+    "recurrent": (
+        lambda: built("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "vocab_size": VOCAB}),
+        {},
+        UnsupportedModel,
+        "Lfm2ForCausalLM cannot take back what it has read, so it cannot learn",
+    ),
+    "context": (
+        lambda: tiny_model("llama", VOCAB, max_position_embeddings=31),
+        {},
+        InvalidParameter,
+        "LlamaForCausalLM sees 31 tokens at once; ask for texts of at most as many, not 32",
+    ),
+    "window": (
+        lambda: tiny_model("mistral", VOCAB, sliding_window=6),
+        {},
+        InvalidParameter,
+        "MistralForCausalLM sees 6 tokens at once",
+    ),
+    "tokens": (lambda: tiny_model("llama", VOCAB + 2000), {}, VocabularyMismatch, "they do not share a tokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_learn_is_said_before_a_text(name: str, tmp_path: Path) -> None:
+    start, changes, error, said = WRONG[name]
+    with pytest.raises(error, match=said):
+        make_consistent(target(), PROMPTS, tmp_path / "work", tmp_path / "out", replace(PLAN, **changes), start=start())
     assert not any(tmp_path.iterdir())
+
+
+def test_rows_that_cannot_be_made_again_are_kept_by_tokens_alone(tmp_path: Path) -> None:
+    capped = target("gemma2")
+    plan = replace(PLAN, settings=ConsistencySettings(BLOCK, "law"))
+    with pytest.raises(UnsupportedModel, match="are no product of its last states and a table; keep to tokens"):
+        make_consistent(capped, PROMPTS, tmp_path / "work", tmp_path / "out", plan)
+    assert not any(tmp_path.iterdir())
+    made = make_consistent(capped, PROMPTS, tmp_path / "work", tmp_path / "out", PLAN)
+    assert made.drift is not None and made.drift.divergence > 0
+
+
+def test_a_draft_with_fewer_rows_than_the_target_has_tokens_learns_too(tmp_path: Path) -> None:
+    draft = tiny_model("llama", VOCAB - 3, seed=5, dtype=torch.float32)
+    plan = replace(PLAN, settings=ConsistencySettings(BLOCK, "law"))
+    assert make_consistent(target(), PROMPTS, tmp_path / "work", tmp_path / "draft", plan, start=draft).draft
 
 
 def test_the_command_says_that_it_makes_another_model(

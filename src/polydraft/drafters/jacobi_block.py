@@ -1,6 +1,7 @@
 """A draft model that fills a block of guesses in one pass: Jacobi's iteration, verified by another model."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -15,7 +16,7 @@ from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
 from polydraft.models import LanguageModel, check_same_size, module_of, same_model
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Reader, Step, Text
-from polydraft.rows import parts, per_row, shared
+from polydraft.rows import parts, per_row, scratch, shared
 from polydraft.schemes import IID, Scheme, TopK, require_scheme
 from polydraft.trees import BestFirst, Chain, Draft
 
@@ -23,14 +24,33 @@ DEPTH = 8
 """How deep it drafts unless something else is said: half of the usual block."""
 
 
+class Guesses(NamedTuple):
+    """What a row's next tokens were thought to be where its text had `end` tokens."""
+
+    end: int = 0
+    tokens: tuple[int, ...] = ()
+
+    def behind(self, length: int) -> tuple[int, ...]:
+        """Return those behind a text of so many tokens that goes on from there."""
+        return self.tokens[length - self.end :] if length >= self.end else ()
+
+    def cut(self, length: int) -> "Guesses":
+        """Return what is left where the text is cut to so many tokens."""
+        return self if self.end <= length else Guesses()
+
+
 @dataclass(frozen=True, eq=False)
 class JacobiBlockState:
-    """The draft model's reader, its settings, the target's number of tokens, and each row's guesses behind its text."""
+    """The draft model's reader, its settings, the target's number of tokens, and each row's guesses.
+
+    In a step `before` says what the guesses were before its draft.
+    """
 
     reader: Reader = parts()
     params: SamplingParams = shared()
     vocab_size: int = shared()
-    guesses: tuple[tuple[int, ...], ...] = per_row(lambda guesses, length: ())
+    guesses: tuple[Guesses, ...] = per_row(Guesses.cut, learnt=True)
+    before: tuple[Guesses, ...] = scratch(())
 
     def resumes(self, fresh: "JacobiBlockState") -> bool:
         """Tell whether both are of one model."""
@@ -41,10 +61,11 @@ class JacobiBlockState:
 class JacobiBlockDrafter(Drafter):
     """Drafts with a causal model that was tuned to mend blocks of guesses (CLLM), for the model that it was.
 
-    One pass reads what is unread, then K - 1 guesses behind it. Row d of it is the draft row of every node of depth
-    d + 1, whatever is drafted above. Its likeliest tokens are the next guesses: those of a step move on by as many
-    places as the step wrote. So rows follow from the committed text and finished steps alone, each is fixed before a
-    child is drawn from it, and every scheme and rule applies. A place without a guess takes the token K places before.
+    One pass reads what is unread, then n - 1 guesses behind it, n being the block. Row d of it is the draft row of
+    every node of depth d + 1, whatever is drafted above. Its likeliest tokens are the next guesses, which move on by as
+    many places as the step wrote. So rows follow from the committed text and the row's own finished steps, each is
+    fixed before a child is drawn from it, and every scheme and rule applies. A place without a guess takes the token n
+    places before. There are always n guesses, however deep the tree: so a row does not depend on its neighbours'.
 
     Args:
         model: the draft model, or the module that it runs.
@@ -104,8 +125,9 @@ class JacobiBlockDrafter(Drafter):
     def start(self, text: Text, session: Session) -> JacobiBlockState:
         """Return a reader that has read nothing, and no guesses."""
         check_same_size(session.vocab_size, self.model.facts.vocab_size)
-        reader = Reader.new(self.model, len(text.lengths), session.capacity)
-        return JacobiBlockState(reader, self.params or session.params, session.vocab_size, ((),) * len(text.lengths))
+        count = len(text.lengths)
+        reader = Reader.new(self.model, count, session.capacity + self.block)  # a block may be deeper than the trees
+        return JacobiBlockState(reader, self.params or session.params, session.vocab_size, (Guesses(),) * count)
 
     def read(self, state: JacobiBlockState, text: Text, features: Features | None) -> JacobiBlockState:
         """Read the prompts but for their last tokens."""
@@ -113,26 +135,32 @@ class JacobiBlockDrafter(Drafter):
 
     def draft(self, state: JacobiBlockState, request: DraftRequest) -> tuple[Draft, JacobiBlockState]:
         """Mend the guesses in one pass or more, and grow a tree from the rows of the last one."""
-        text, depth = request.text, min(request.policy.shape.depth, self.block)
+        text = request.text
         root = Draft.nothing(text.last())
-        if not depth:
+        if not request.policy.shape.depth:
             return root, state
-        guesses, reader, rows = self._guesses(state, text, depth), state.reader, torch.empty(0)
+        guesses, reader, rows = self._guesses(state, text), state.reader, torch.empty(0)
         for _ in range(self.passes):
-            asked = behind(guesses[:, : depth - 1])
+            asked = behind(guesses[:, : self.block - 1])
             scored, reader = state.reader.score(text, root.tree, replace(root, riders=asked))
             rows = scored.logits if scored.riders is None else torch.cat([scored.logits, scored.riders], dim=1)
             guesses = rows[..., : state.vocab_size].argmax(-1)
         draft = slot_draft(rows, request, state.params, self.shortlist_size, state.vocab_size)
-        return draft, replace(state, reader=reader, guesses=tuple(map(tuple, guesses.tolist())))
+        own = tuple(Guesses(end, tuple(row)) for end, row in zip(text.counts, guesses.tolist(), strict=True))
+        return draft, replace(state, reader=reader, guesses=own, before=state.guesses)
 
     def commit(self, state: JacobiBlockState, step: Step) -> JacobiBlockState:
-        """Move the guesses on by what was written; of the drafts nothing was read."""
-        kept = (step.whole or step.verdict).kept
-        own = (known[count + 1 :] for known, count in zip(state.guesses, kept, strict=True))
-        return replace(state, guesses=tuple(own))
+        """Keep the guesses, which say where they stand; of the drafts nothing was read.
 
-    def _guesses(self, state: JacobiBlockState, text: Text, depth: int) -> Int[Tensor, "b k"]:
-        """Return the guesses for so many places behind every row's text."""
-        own = [filled(row, known, depth) for row, known in zip(rows_of(text), state.guesses, strict=True)]
+        Rows for which another drafter drafted are as before the draft, as if nobody had asked: whether somebody does
+        hangs on their neighbours.
+        """
+        both = zip(state.before or state.guesses, state.guesses, strict=True)
+        own = (before if row in step.others else now for row, (before, now) in enumerate(both))
+        return replace(state, guesses=tuple(own), before=())
+
+    def _guesses(self, state: JacobiBlockState, text: Text) -> Int[Tensor, "b n"]:
+        """Return the guesses for the places of a block behind every row's text."""
+        known = (one.behind(end) for one, end in zip(state.guesses, text.counts, strict=True))
+        own = [filled(row, some, self.block) for row, some in zip(rows_of(text), known, strict=True)]
         return torch.as_tensor([one.tolist() for one in own], device=text.tokens.device)

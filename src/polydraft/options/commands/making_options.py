@@ -254,7 +254,7 @@ class TrainConsistencyOptions(LearningOptions):
     block: int = count(16, "Tokens of a block.", TRAINING, least=2)
     keep: str | None = option(
         None,
-        "What is kept to on the text: tokens (CLLM: the target's own greedy ones) or law (the target's rows). "
+        "What is kept to on the text: tokens (CLLM: those that the target wrote) or law (the target's rows). "
         "Default: tokens, of --start law.",
         TRAINING,
         words=("tokens", "law"),

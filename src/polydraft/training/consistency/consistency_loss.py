@@ -12,9 +12,9 @@ are not its end. With y* the text's own tokens and f the first place where both 
 | tokens | the model's own row q(. | x, y*_{<= i}), fixed | cross entropy of the text's token, labels smoothed by .1   |
 | law    | the target's row p(. | x, y*_{<= i})           | KL(p || q)                                                 |
 
-The first is CLLM's: the model learns its own greedy text, and its law drifts. The second is ours; it pulls the law
-back, and it is how a draft learns, whose end is the target's text. Blocks that repeat what stands before them teach
-nothing and are left out of the consistency.
+The first is CLLM's, whose texts are all greedy: the model's law drifts towards the tokens. The second is ours; it
+pulls the law back, and it is how a draft learns, whose end is the target's text. Blocks that repeat what stands before
+them teach nothing and are left out of the consistency.
 
 Source: CLLM (arXiv 2403.00835, sections 3.2 and 3.3, global consistency); hao-ai-lab/Consistency_LLM,
 `cllm/cllm_trainer_global.py`.
@@ -42,7 +42,7 @@ from polydraft.training.heads.losses.row_losses import (
     soft_cross_entropy,
 )
 
-KEEPS = ("tokens", "law")
+KEEPS = TOKENS, LAW = "tokens", "law"
 SMOOTHING = 0.1
 Pair = tuple[Tensor, Tensor]
 
@@ -61,7 +61,7 @@ class ConsistencySettings:
     """
 
     block: int = 16
-    keep: str = "tokens"
+    keep: str = TOKENS
     weight: float = 10.0
 
     def __post_init__(self) -> None:
@@ -78,16 +78,26 @@ class ConsistencyTraining(Learner):
 
     Args:
         network: the model, in single precision: a copy of the target, or a draft for it.
-        target: the target's ends.
+        vocab_size: the target's number of tokens.
         settings: how it learns.
+        target: the target's ends, if the model learns the target's rows.
+
+    Raises:
+        InvalidParameter: the target's rows are to be learnt, and its ends are not given.
     """
 
     def __init__(
-        self, network: PreTrainedModel, target: TargetEnds, settings: ConsistencySettings = ConsistencySettings()
+        self,
+        network: PreTrainedModel,
+        vocab_size: int,
+        settings: ConsistencySettings = ConsistencySettings(),
+        target: TargetEnds | None = None,
     ) -> None:
         super().__init__()
+        if settings.keep == LAW and target is None:
+            raise InvalidParameter("To learn the target's rows takes its output rows: give target.")
         self.network, self.settings = network, settings
-        self.reader = BlockReader(network, len(target.embedding))
+        self.reader = BlockReader(network, vocab_size)
         self.target = (target,)  # a tuple, so that it is no part of what is trained and saved
         self.register_state_dict_post_hook(without_copies)
         self.register_load_state_dict_pre_hook(with_copies)
@@ -107,10 +117,10 @@ class ConsistencyTraining(Learner):
         roots = block_roots(ids.shape[1], self.settings.block)
         places = roots.unsqueeze(-1) + 1 + torch.arange(self.settings.block - 1)  # whose next token is in the block
         asked = wrong[..., :-1] & valid[:, places + 1].bool() & ~repeating(ids, self.settings.block).unsqueeze(-1)
-        labels = (final if self.settings.keep == "law" else states.text.detach())[:, places]
+        labels = (final if self.settings.keep == LAW else states.text.detach())[:, places]
         values, shared = self._parts(self._consistency, states.guesses[:, :, :-1][asked], labels[asked])
         there = valid[:, 1:].bool()
-        on_text = (final if self.settings.keep == "law" else ids.unsqueeze(-1).roll(-1, 1))[:, :-1][there]
+        on_text = (final if self.settings.keep == LAW else ids.unsqueeze(-1).roll(-1, 1))[:, :-1][there]
         kept, _ = self._parts(self._on_text, states.text[:, :-1][there], on_text)
         counts = asked.sum((0, 1))
         levels = torch.arange(self.settings.block - 1, device=ids.device).expand_as(asked)[asked]
@@ -126,14 +136,14 @@ class ConsistencyTraining(Learner):
         return torch.cat(first), torch.cat(second)
 
     def _consistency(self, states: Float[Tensor, "m d"], labels: Float[Tensor, "m e"]) -> Pair:
-        logits, law = self.reader.logits(states), self._law(labels, own=self.settings.keep == "tokens")
+        logits, law = self.reader.logits(states), self._law(labels, own=self.settings.keep == TOKENS)
         return soft_cross_entropy(logits, law[..., : logits.shape[-1]]), agreement(
             logits.detach(), law[..., : logits.shape[-1]]
         )
 
     def _on_text(self, states: Float[Tensor, "m d"], labels: Tensor) -> Pair:
         logits = self.reader.logits(states)
-        if self.settings.keep == "law":
+        if self.settings.keep == LAW:
             found = forward_divergence(logits, self._law(labels, own=False)[..., : logits.shape[-1]])
         else:
             known = labels.squeeze(-1)
@@ -146,7 +156,9 @@ class ConsistencyTraining(Learner):
     @torch.no_grad()
     def _law(self, states: Tensor, *, own: bool) -> Float[Tensor, "m V"]:
         """Return the rows of the model's own states, or of the target's."""
-        return (self.reader.logits(states) if own else self.target[0].output(states)).softmax(-1)
+        (target,) = self.target
+        logits = self.reader.logits(states) if own or target is None else target.output(states)
+        return logits.softmax(-1)
 
 
 def drawn_states(

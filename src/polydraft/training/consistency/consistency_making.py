@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
-from polydraft.models import HuggingFaceModel, Layer
+from polydraft.models import HuggingFaceModel, Layer, check_same_size
+from polydraft.models.checks.layout import sizes_of
 from polydraft.probs import Noise
-from polydraft.training.consistency.consistency_loss import ConsistencySettings, ConsistencyTraining
+from polydraft.training.alignment.draft_training import splits
+from polydraft.training.consistency.consistency_loss import LAW, ConsistencySettings, ConsistencyTraining
 from polydraft.training.consistency.trajectories import (
     BlockReader,
     Convergence,
@@ -62,8 +64,7 @@ class ConsistencyPlan:
     def folders(self, learner: nn.Module) -> tuple[str, str]:
         """Return what the folders of a model's trajectories and of its checkpoints are called."""
         writing = {name: value for name, value in asdict(self.writing).items() if name not in ("tokens", "most_bytes")}
-        sizes = [[name, [*one.shape], float(one.detach().float().sum())] for name, one in learner.named_parameters()]
-        blocks: list[Any] = [self.settings.block, self.recipe.seed, writing, sizes]
+        blocks: list[Any] = [self.settings.block, self.recipe.seed, writing, _weights(learner)]
         run = [asdict(self.settings), asdict(self.recipe), self.writing.tokens, blocks]
         return f"blocks-{_digest(blocks)}", f"consistency-{_digest(run)}"
 
@@ -120,14 +121,13 @@ def make_consistent(
 
     Raises:
         KeyboardInterrupt: it was interrupted while the model learnt.
-        InvalidParameter: the prompts are too few or too long, too large a text or one without room for blocks.
-        ResultsError: the work folder holds something else.
+        PolydraftError: what `check_consistency` and `write_shards` raise.
         CheckpointError: the model cannot be written.
-        UnsupportedModel: the model cannot branch, or the target's rows are no product of states and a table.
     """
     model, learner, size = HuggingFaceModel(target), target if start is None else start, plan.settings.block
-    check_learner(learner, plan)
-    training = ConsistencyTraining(_copied(learner), TargetEnds.of(target), plan.settings)
+    check_consistency(model, HuggingFaceModel(learner, fused=False), plan)
+    ends = TargetEnds.of(target) if plan.settings.keep == LAW else None
+    training = ConsistencyTraining(_copied(learner), model.vocab_size, plan.settings, ends)
     check_size(model, READS, plan.writing)
     text = write_shards(model, prompts, work / "text", READS, plan.writing, end_ids_of(target), heats=HEATS)
     blocks, run = plan.folders(learner)
@@ -144,20 +144,33 @@ def make_consistent(
     return made
 
 
-def check_learner(learner: PreTrainedModel, plan: ConsistencyPlan) -> None:
-    """Check before any long work what can learn.
+def check_consistency(target: HuggingFaceModel, learner: HuggingFaceModel, plan: ConsistencyPlan) -> None:
+    """Check before any long work who can learn from whom.
 
     Raises:
-        InvalidParameter: the texts have no room for two blocks.
-        UnsupportedModel: the model cannot branch.
+        InvalidParameter: the texts have no room for two blocks, or go beyond a context or a window.
+        UnsupportedModel: a model reads with an encoder, the learner cannot branch, or the target's rows are to be
+            learnt and are no product of states and a table.
+        VocabularyMismatch: the learner has other tokens.
     """
     size, length = plan.settings.block, plan.writing.length
     if length < 3 * size:
         raise InvalidParameter(f"Blocks of {size} tokens need texts of {3 * size} tokens or more, not of {length}.")
-    facts = HuggingFaceModel(learner, fused=False).facts
-    if facts.encodes or not facts.branches:
-        why = "reads with an encoder" if facts.encodes else "cannot take back what it has read"
-        raise UnsupportedModel(f"{type(learner).__name__} {why}, so it cannot learn blocks of guesses.")
+    for one in (target, learner):
+        kind, most = type(one.model).__name__, min((one.facts.context, *sizes_of(one.windows)))
+        if one.facts.encodes:
+            raise UnsupportedModel(f"{kind} reads with an encoder, so it cannot learn blocks of guesses.")
+        if length > most:
+            raise InvalidParameter(
+                f"{kind} sees {most} tokens at once; ask for texts of at most as many, not {length}."
+            )
+    if not learner.facts.branches:
+        kind = type(learner.model).__name__
+        raise UnsupportedModel(f"{kind} cannot take back what it has read, so it cannot learn blocks of guesses.")
+    check_same_size(target.vocab_size, learner.vocab_size)
+    if plan.settings.keep == LAW and not splits(target.model):
+        kind = type(target.model).__name__
+        raise UnsupportedModel(f"The rows of {kind} are no product of its last states and a table; keep to tokens.")
 
 
 def texts_with_blocks(
@@ -197,6 +210,15 @@ def _as_before(network: PreTrainedModel, learner: PreTrainedModel, size: int) ->
     made.load_state_dict({name: value.to(made.dtype) for name, value in network.state_dict().items()})
     setattr(made.config, BLOCK, size)
     return made
+
+
+def _weights(learner: nn.Module) -> str:
+    """Return a digest of a model's weights."""
+    found = hashlib.sha256()
+    for name, one in learner.named_parameters():
+        found.update(name.encode())
+        found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _digest(made_by: list[Any]) -> str:

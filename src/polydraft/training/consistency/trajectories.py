@@ -19,7 +19,7 @@ Source: Santilli et al., arXiv 2305.10427; CLLM (arXiv 2403.00835, section 3.1).
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -81,6 +81,7 @@ class BlockReader:
 
     def __init__(self, network: PreTrainedModel, vocab_size: int) -> None:
         self.network, self.vocab_size, self.splits = network, vocab_size, splits(network)
+        self.known = network.config.get_text_config().vocab_size
 
     def states(self, ids: Int[Tensor, "b t"], guesses: Int[Tensor, "b B n"]) -> BlockStates:
         """Return the states of texts and guesses."""
@@ -91,7 +92,7 @@ class BlockReader:
         hidden = torch.zeros(len(places), len(places), dtype=precision)
         hidden.masked_fill_(~block_mask(length, size), torch.finfo(precision).min)
         own: dict[str, Any] = {
-            "input_ids": torch.cat([ids, guesses.flatten(1).to(ids)], 1),
+            "input_ids": torch.cat([ids, guesses.flatten(1).to(ids)], 1).clamp_max(self.known - 1),
             "attention_mask": hidden.to(device).expand(len(ids), 1, -1, -1),
             "position_ids": places.to(device).expand(len(ids), -1),
             "use_cache": False,
@@ -155,7 +156,7 @@ class Convergence(NamedTuple):
 
     Args:
         passes: until a block is what it stays.
-        fast_forwarded: tokens by which passes brought more than one each.
+        fast_forwarded: tokens beyond one for each pass; those that were right by luck at the start are among them.
         stationary: tokens that were right for good at some pass, before one in front of them was.
         blocks: of how many.
     """
@@ -214,7 +215,6 @@ def write_trajectories(
     folder: Path,
     size: int,
     seed: int,
-    going: Callable[[], None] = lambda: None,
 ) -> list[Path]:
     """Write the trajectories towards the texts of shards, but for their last states, a file for each shard.
 
@@ -223,7 +223,6 @@ def write_trajectories(
 
     Args:
         folder: where to; of one model and one size of blocks.
-        going: called before each part of a shard; may raise.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = list[Path]()
@@ -236,7 +235,6 @@ def write_trajectories(
                 ids = opened.get_tensor("ids").long()
             made = list[Tensor]()
             for part in ids.split(TEXTS):
-                going()
                 own = part.to(reader.network.device)
                 made.append(jacobi_states(reader, own, size, random, towards_text=True)[:, :, :-1].int().cpu())
             beside = file.with_suffix(".part")
