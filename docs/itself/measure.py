@@ -4,6 +4,7 @@
     python docs/itself/measure.py --prompts book.txt --known 8000 --seconds 300                # the context has 8,192
     python docs/itself/measure.py --prompts book.txt --known 1024 --batch 4                    # four pieces at once
     python docs/itself/measure.py --prompts book.txt --known 1024 --memory                     # the most memory of each
+    python docs/itself/measure.py --prompts book.txt --known 1024 --whole                      # reading included
     python docs/itself/measure.py                                                              # tables and figure
 
 Needs `polydraft fetch smollm2`, and `pip install ".[figures]"` for docs/pictures/itself.svg. A burst reads one piece of
@@ -56,6 +57,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "self:skip-mlp=10-12": {"drafter": "self:skip-mlp=10-12", "policy": CHAIN},
     "self:exit=28": {"drafter": "self:exit=28", "policy": CHAIN},
 }
+WHOLE = PLAIN, "self:int8", "self:int8, planned", "self:int8,keys=recent:16+240", READER, "smollm2-head"
+"""The arms of which whole calls are timed."""
 READERS = READER, "self:keys=snap:512", "smollm2-head"
 """These note what the target's passes tell beside its keys."""
 Line = dict[str, Any]
@@ -171,11 +174,44 @@ def measure_memory(prompt: Path, known: int, batch: int) -> None:
             print(json.dumps({"known": known, "batch": batch, "arm": arm, "memory": round(found)}), file=file)
 
 
-def record() -> tuple[list[Line], list[Line], list[Line]]:
-    """Return what was said of bursts, the texts, and the most memory of processes."""
+def measure_whole(prompt: Path, known: int, seed: int = 0) -> None:
+    """Append the seconds of whole calls to the record, the prompt's reading among them, of all arms in turn."""
+    pair = polydraft.load("smollm2")
+    tokens = pair.tokenizer(prompt.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"]
+    first = random.Random(seed + known).randrange(max(1, tokens.shape[1] - known))
+    for count, ids in ((8, tokens[:, :64]), (NEW, tokens[:, first : first + known])):  # the first is to warm up
+        for arm in WHOLE:
+            run = polydraft.stream(
+                pair.target, ids, **endless(pair.target, 0.0, count), **ARMS[arm], seed=seed
+            ).exhaust()
+            took = {name: round(run.statistics.seconds[name], 4) for name in ("total", "prefill")}
+            if count == NEW:
+                with RECORD.open("a") as file:
+                    print(
+                        json.dumps({"known": known, "arm": arm, "whole": took["total"], "reading": took["prefill"]}),
+                        file=file,
+                    )
+
+
+def record() -> tuple[list[Line], list[Line], list[Line], list[Line]]:
+    """Return what was said of bursts, the texts, the most memory of processes, and whole calls."""
     lines: list[Line] = [{"batch": 1, **json.loads(line)} for line in RECORD.read_text().splitlines()]
-    apart = [[one for one in lines if key in one] for key in ("machine", "turn", "memory")]
-    return apart[0], apart[1], apart[2]
+    apart = [[one for one in lines if key in one] for key in ("machine", "turn", "memory", "whole")]
+    return apart[0], apart[1], apart[2], apart[3]
+
+
+def whole_calls() -> str:
+    """Return a table of whole calls by length: the plain one's seconds, and its share of reading; others' speed-ups."""
+    lines, made = record()[3], list[str]()
+    for known in sorted({one["known"] for one in lines}):
+        own = {arm: [one for one in lines if (one["known"], one["arm"]) == (known, arm)] for arm in WHOLE}
+        took = {arm: median(one["whole"] for one in some) for arm, some in own.items()}
+        share = median(one["reading"] / one["whole"] for one in own[PLAIN])
+        gains = " | ".join(f"{took[PLAIN] / took[arm]:.2f}x" for arm in WHOLE if arm != PLAIN)
+        made.append(f"| {known:,} | {len(own[PLAIN])} | {took[PLAIN]:.1f} s | {share:.0%} | {gains} |\n")
+    others = " | ".join(named(arm) for arm in WHOLE if arm != PLAIN)
+    head = f"| known | calls | plain | of it reading | {others} |\n|" + "---|" * (3 + len(WHOLE)) + "\n"
+    return f"\nWhole calls at T = 0, the prompt's reading counted.\n\n{head}{''.join(made)}" if made else ""
 
 
 def speed_ups(texts: Sequence[Line], arm: str) -> list[float]:
@@ -220,7 +256,7 @@ def named(arm: str) -> str:
 
 def tables() -> str:
     """Return a table for every number of rows and of known tokens, and the conditions."""
-    bursts, texts, memory = record()
+    bursts, texts, memory, _ = record()
     made = list[str]()
     for (batch, known), of in by_place(texts).items():
         counts = " and ".join(f"{len(speed_ups(own, PLAIN))} at T = {T:g}" for T, own in of.items())
@@ -245,7 +281,7 @@ def tables() -> str:
         f"\n{own['processor']}, {own['threads']} threads of {own['cores']} cores, torch {first['torch']}, float32; "
         f"load of the machine {min(loads):g} to {max(loads):g}.\n"
     ]
-    return "".join(made)
+    return "".join([*made, whole_calls()])
 
 
 def summary() -> str:
@@ -298,8 +334,12 @@ if __name__ == "__main__":
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--memory", action="store_true", help="the most memory of every arm instead of its time")
+    parser.add_argument("--whole", action="store_true", help="whole calls with their prompt's reading, T = 0")
     options = parser.parse_args()
-    if options.memory:
+    if options.whole:
+        torch.set_num_threads(2)
+        measure_whole(options.prompts[0], options.known)
+    elif options.memory:
         measure_memory(options.prompts[0], options.known, options.batch)
     elif options.prompts:
         torch.set_num_threads(2)

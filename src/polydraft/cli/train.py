@@ -274,9 +274,9 @@ def exits_in_words(made: MadeExits) -> str:
 def consistent_in_words(made: MadeConsistent) -> str:
     """Return what was tuned, for people."""
     what = f"a draft for {made.tuned_from}" if made.draft else f"another model than {made.tuned_from}"
-    law = "" if made.draft else f", whose law texts then have. {made.drift}"
+    law = "." if made.draft else f", whose law texts then have. {made.drift or ''}"
     return (
-        f"Written to {made.folder}: {what}{law}. In the model's own iteration on held-out text: {made.before} before, "
+        f"Written to {made.folder}: {what}{law} In the model's own iteration on held-out text: {made.before} before, "
         f"and {made.after} after. Overlap behind wrong guesses: {made.overlap[0]:.3f} before, {made.overlap[1]:.3f} "
         "after."
     )

@@ -276,7 +276,7 @@ verifies what it drafts, so texts follow the law of {plan.name}.
     return f"""**This is another model than {plan.name}.** Consistency training (CLLM, arXiv 2403.00835) tuned its
 weights. With Jacobi decoding texts follow the law of this tuned model, and not that of {plan.name}:
 
-    polydraft generate --target THIS_FOLDER --draft jacobi "..."
+    polydraft generate --target THIS_FOLDER --drafter jacobi "..."
 
 As a draft for {plan.name} it fills blocks of guesses, and texts follow the law of {plan.name}:
 
