@@ -123,8 +123,8 @@ def test_the_tables_of_views_are_those_of_their_record(monkeypatch: pytest.Monke
     module = script("docs/itself/measure.py")
     page, summary = module.PAGE.read_text(), module.SUMMARY.read_text()
     assert module.with_table(page, module.tables()) == page and module.with_table(summary, module.summary()) == summary
-    bursts, texts, memory = module.record()
-    assert {one["arm"] for one in memory} == {*module.ARMS}
+    bursts, texts, memory, whole = module.record()
+    assert {one["arm"] for one in memory} == {*module.ARMS} and {one["arm"] for one in whole} <= {*module.WHOLE}
     greedy = {(one["burst"], one["arm"]): one["mark"] for one in texts if not one["temperature"]}
     assert len(greedy) >= len(module.ARMS) and {one["burst"] for one in bursts} == {one["burst"] for one in texts}
     assert all(mark == greedy[burst, module.PLAIN] for (burst, _), mark in greedy.items())
