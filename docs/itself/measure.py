@@ -174,23 +174,20 @@ def measure_memory(prompt: Path, known: int, batch: int) -> None:
             print(json.dumps({"known": known, "batch": batch, "arm": arm, "memory": round(found)}), file=file)
 
 
-def measure_whole(prompt: Path, known: int, seed: int = 0) -> None:
-    """Append the seconds of whole calls to the record, the prompt's reading among them, of all arms in turn."""
-    pair = polydraft.load("smollm2")
-    tokens = pair.tokenizer(prompt.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"]
-    first = random.Random(seed + known).randrange(max(1, tokens.shape[1] - known))
+def measure_whole(prompts: Sequence[Path], known: int) -> None:
+    """Append the seconds of whole calls to the record, the prompt's reading among them: all arms behind one piece."""
+    turn = sum((one["known"], one["arm"]) == (known, PLAIN) for one in record()[3])
+    pair, text = polydraft.load("smollm2"), prompts[turn % len(prompts)].read_text(encoding="utf-8")
+    tokens = pair.tokenizer(text, return_tensors="pt")["input_ids"]
+    first = random.Random(turn + known).randrange(max(1, tokens.shape[1] - known))
     for count, ids in ((8, tokens[:, :64]), (NEW, tokens[:, first : first + known])):  # the first is to warm up
         for arm in WHOLE:
-            run = polydraft.stream(
-                pair.target, ids, **endless(pair.target, 0.0, count), **ARMS[arm], seed=seed
-            ).exhaust()
-            took = {name: round(run.statistics.seconds[name], 4) for name in ("total", "prefill")}
+            options = endless(pair.target, 0.0, count) | ARMS[arm]
+            took = polydraft.stream(pair.target, ids, **options, seed=turn).exhaust().statistics.seconds
+            line = {"known": known, "arm": arm, "whole": round(took["total"], 4), "reading": round(took["prefill"], 4)}
             if count == NEW:
                 with RECORD.open("a") as file:
-                    print(
-                        json.dumps({"known": known, "arm": arm, "whole": took["total"], "reading": took["prefill"]}),
-                        file=file,
-                    )
+                    print(json.dumps(line), file=file)
 
 
 def record() -> tuple[list[Line], list[Line], list[Line], list[Line]]:
@@ -338,7 +335,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.whole:
         torch.set_num_threads(2)
-        measure_whole(options.prompts[0], options.known)
+        measure_whole(options.prompts, options.known)
     elif options.memory:
         measure_memory(options.prompts[0], options.known, options.batch)
     elif options.prompts:
