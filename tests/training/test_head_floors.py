@@ -3,6 +3,7 @@
 The figures are those of docs/log.md, less what another machine's rounding may cost.
 """
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -114,14 +115,15 @@ def test_a_head_that_learnt_nothing_is_below_all_floors(kind: str, work: Path) -
     assert found.efficiency < min(SHORT_FLOORS.values())
 
 
-def new_head(kind: str, work: Path) -> tuple[NewHead, WrittenShards]:
+def new_head(kind: str, work: Path, loss: str = HeadSize.loss) -> tuple[NewHead, WrittenShards]:
     """Return a head with its first weights, and the text of the others."""
     plan, model = short_plan(kind, HeadRecipe()), HuggingFaceModel(pair().target)
     reads = usual_reads(model.layers)
     text = write_shards(model, prompts(), work / "short" / "text", reads, plan.writing, end_ids_of(pair().target))
     tokens = most_written(text.learnt, model.vocab_size, plan.rows, model.device)
     torch.manual_seed(1)
-    return MAKERS[kind].make(pair().target, TargetEnds.of(pair().target, tokens), reads, plan.size, None), text
+    ends = TargetEnds.of(pair().target, tokens)
+    return MAKERS[kind].make(pair().target, ends, reads, replace(plan.size, loss=loss), None), text
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SHORT_FLOORS if kind not in ("pass", "space")])
@@ -136,14 +138,14 @@ def test_random_weights_draft_next_to_nothing(kind: str, work: Path) -> None:
 
 
 def test_embeddings_that_learnt_draft_better_than_random_ones(work: Path) -> None:
-    """PaSS's, text by text, by more than the interval of 95 %."""
-    made, text = new_head("pass", work)
+    """PaSS's, text by text, beyond the interval of 95 %, where rows are compared: tokens alone teach it nothing."""
+    made, text = new_head("pass", work, "acceptance")
     held = [Shards(text.held_out)[place] for place in range(32)]
 
     def by_text() -> Tensor:
         return torch.tensor([measured(made.training, [one]).efficiency for one in held])  # type: ignore[arg-type]
 
-    before, recipe = by_text(), HeadRecipe(steps=STEPS)
+    before, recipe = by_text(), HeadRecipe(steps=STEPS, matrix_rate=0.02, other_rate=0.02)
     train_head(made.training, Shards(text.learnt), Shards(text.held_out), work / "pass", recipe)
     gained = by_text() - before
     assert float(gained.mean()) > 1.96 * float(gained.std()) / len(held) ** 0.5
