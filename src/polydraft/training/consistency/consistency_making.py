@@ -97,8 +97,7 @@ class MadeConsistent:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values by name, for JSON."""
-        found = {**asdict(self), "folder": str(self.folder), "another_model": not self.draft}
-        return {**found, "before": self.before._asdict(), "after": self.after._asdict()}
+        return {**asdict(self), "folder": str(self.folder), "another_model": not self.draft}
 
 
 def make_consistent(

@@ -20,6 +20,7 @@ Source: Santilli et al., arXiv 2305.10427; CLLM (arXiv 2403.00835, section 3.1).
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -151,7 +152,8 @@ def jacobi_states(
     return torch.stack(found, 2)
 
 
-class Convergence(NamedTuple):
+@dataclass(frozen=True)
+class Convergence:
     """How blocks come to their ends, as means over blocks.
 
     Args:
