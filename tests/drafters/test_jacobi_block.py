@@ -8,6 +8,7 @@ import pytest
 import torch
 from doubles import perturbed, step_of, tiny_model, tiny_tokenizer
 from families import built
+from sources import encoder_decoder
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -223,6 +224,8 @@ def test_wrong_values() -> None:
         JacobiBlockDrafter(model, 4, shortlist_size=0)
     with pytest.raises(UnsupportedModel, match="Lfm2ForCausalLM cannot take back what it has read"):
         JacobiBlockDrafter(HuggingFaceModel(built("lfm2", {"layer_types": ["conv", "full_attention"] * 2})), 3)
+    with pytest.raises(UnsupportedModel, match="T5ForConditionalGeneration reads with an encoder"):
+        JacobiBlockDrafter(HuggingFaceModel(encoder_decoder("t5")), 3)
     with pytest.raises(UnpairedScheme, match="A draft model that fills blocks works with"):
         JacobiBlockDrafter(model).check(Given())
 

@@ -65,7 +65,7 @@ class JacobiBlockDrafter(Drafter):
     every node of depth d + 1, whatever is drafted above. Its likeliest tokens are the next guesses, which move on by as
     many places as the step wrote. So rows follow from the committed text and the row's own finished steps, each is
     fixed before a child is drawn from it, and every scheme and rule applies. A place without a guess takes the token n
-    places before. There are always n guesses, however deep the tree: so a row does not depend on its neighbours'.
+    places before. There are always n guesses, however deep the tree, so that no row hangs on its neighbours' trees.
 
     Args:
         model: the draft model, or the module that it runs.
@@ -77,7 +77,7 @@ class JacobiBlockDrafter(Drafter):
     Raises:
         InvalidParameter: a shortlist without a token, something that is no model, a block that its context has no room
             for, or no pass.
-        UnsupportedModel: a model that cannot branch, so that it cannot forget guesses.
+        UnsupportedModel: a model with an encoder, or one that cannot branch, so that it cannot forget guesses.
         VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
 
     Source: CLLM (arXiv 2403.00835), whose blocks nothing verifies; Santilli et al., 2305.10427.
@@ -103,9 +103,9 @@ class JacobiBlockDrafter(Drafter):
         if not is_whole(self.passes) or self.passes < 1:
             raise InvalidParameter(f"passes must be at least 1, but is {shown(self.passes)}.")
         if facts.encodes or not facts.branches:
+            why = "reads with an encoder" if facts.encodes else "cannot take back what it has read"
             raise UnsupportedModel(
-                f"{kind} cannot take back what it has read, so it cannot draft by guesses; take a draft model whose "
-                "layers all keep keys."
+                f"{kind} {why}, so it cannot draft by guesses; take a draft model whose layers all keep keys."
             )
 
     @property

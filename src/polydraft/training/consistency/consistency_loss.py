@@ -137,9 +137,8 @@ class ConsistencyTraining(Learner):
 
     def _consistency(self, states: Float[Tensor, "m d"], labels: Float[Tensor, "m e"]) -> Pair:
         logits, law = self.reader.logits(states), self._law(labels, own=self.settings.keep == TOKENS)
-        return soft_cross_entropy(logits, law[..., : logits.shape[-1]]), agreement(
-            logits.detach(), law[..., : logits.shape[-1]]
-        )
+        law = law[..., : logits.shape[-1]]
+        return soft_cross_entropy(logits, law), agreement(logits.detach(), law)
 
     def _on_text(self, states: Float[Tensor, "m d"], labels: Tensor) -> Pair:
         logits = self.reader.logits(states)
