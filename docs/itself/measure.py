@@ -5,6 +5,7 @@
     python docs/itself/measure.py --prompts book.txt --known 1024 --batch 4                    # four pieces at once
     python docs/itself/measure.py --prompts book.txt --known 1024 --memory                     # the most memory of each
     python docs/itself/measure.py --prompts book.txt --known 1024 --whole                      # reading included
+    python docs/itself/measure.py --prompts book.txt --known 1024 --others                     # more views, and stacks
     python docs/itself/measure.py                                                              # tables and figure
 
 Needs `polydraft fetch smollm2`, and `pip install ".[figures]"` for docs/pictures/itself.svg. A burst reads one piece of
@@ -57,6 +58,17 @@ ARMS: dict[str, dict[str, Any]] = {
     "self:skip-mlp=10-12": {"drafter": "self:skip-mlp=10-12", "policy": CHAIN},
     "self:exit=28": {"drafter": "self:exit=28", "policy": CHAIN},
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "self:int8,keys=chunks:512/8": {"drafter": "self:int8,keys=chunks:512/8", "policy": CHAIN},
+    "self:int8,keys=mass:512": {"drafter": "self:int8,keys=mass:512", "policy": CHAIN},
+    "self:skip=auto": {"drafter": "self:skip=auto", "policy": CHAIN},
+    "self:int8 < ngram": {"drafter": "self:int8 < ngram", "policy": CHAIN},
+    "self:int8,keys=recent:16+240 < ngram": {"drafter": "self:int8,keys=recent:16+240 < ngram", "policy": CHAIN},
+    "self:keys=chunks:512/8 < ngram": {"drafter": "self:keys=chunks:512/8 < ngram", "policy": CHAIN},
+    "self:int8@2 ngram@6": {"drafter": "self:int8@2 ngram@6", "policy": 8},
+}
+"""More views, and stacks of drafts: measured by `--others`, in rounds of their own."""
+EVERY = ARMS | OTHERS
 WHOLE = PLAIN, "self:int8", "self:int8, planned", "self:int8,keys=recent:16+240", READER, "smollm2-head"
 """The arms of which whole calls are timed."""
 READERS = READER, "self:keys=snap:512", "smollm2-head"
@@ -68,20 +80,19 @@ Writer = Callable[[str, float, int, int], Written]
 """Writes with an arm, at a temperature, with a seed, so many tokens."""
 
 
-def measured(
-    pair: Any, text: str, known: int, temperatures: Sequence[float], seconds: float, seed: int, batch: int
-) -> Iterator[Line]:
-    """Write behind pieces of a text with all arms in turn until the time is up; yield a line for each turn of one."""
+def measured(pair: Any, text: str, arms: Sequence[str], options: argparse.Namespace, seed: int) -> Iterator[Line]:
+    """Write behind pieces of a text with arms in turn until the time is up; yield a line for each turn of one."""
+    known, batch = options.known, options.batch
     tokens = pair.tokenizer(text, return_tensors="pt")["input_ids"]
     chosen, last = random.Random(seed), max(1, tokens.shape[1] - known)
     prompt = torch.cat([tokens[:, first : first + known] for first in (chosen.randrange(last) for _ in range(batch))])
     write = (alone if batch == 1 else together)(pair.target, prompt)
-    for arm in ARMS:
-        write(arm, temperatures[0], 0, 8)
+    for arm in arms:
+        write(arm, options.temperature[0], 0, 8)
     began, turn, took = perf_counter(), 0, 0.0
-    while not turn or perf_counter() - began + took < seconds:
+    while not turn or perf_counter() - began + took < options.seconds:
         before = perf_counter()
-        for temperature, arm in product(temperatures, ARMS):
+        for temperature, arm in product(options.temperature, arms):
             spent, found, written = write(arm, temperature, seed + turn, NEW)
             yield {
                 "known": known,
@@ -106,10 +117,10 @@ def endless(target: Any, temperature: float, count: int) -> Line:
 
 def alone(target: Any, prompt: torch.Tensor) -> Writer:
     """Return who writes one text behind a prompt that was read once."""
-    begun: Any = polydraft.generate(target, prompt, **endless(target, 0.0, 1), **ARMS[READER], keep_past=True)
+    begun: Any = polydraft.generate(target, prompt, **endless(target, 0.0, 1), **EVERY[READER], keep_past=True)
 
     def write(arm: str, temperature: float, seed: int, count: int) -> Written:
-        options = endless(target, temperature, count) | ARMS[arm]
+        options = endless(target, temperature, count) | EVERY[arm]
         run = polydraft.stream(target, prompt, **options, past=begun.past, seed=seed).exhaust()
         took = run.statistics.seconds
         return took["total"] - took["prefill"], run.statistics, run.new_tokens
@@ -122,7 +133,7 @@ def together(target: Any, prompts: torch.Tensor) -> Writer:
     kept, drafters = KeptTexts(2 * len(prompts)), dict[str, Any]()
 
     def write(arm: str, temperature: float, seed: int, count: int) -> Written:
-        options = {**endless(target, temperature, count), **ARMS[arm], "seed": seed, "batch_size": len(prompts)}
+        options = {**endless(target, temperature, count), **EVERY[arm], "seed": seed, "batch_size": len(prompts)}
         if arm in READERS:  # the state of a text belongs to one drafter
             options["drafter"] = drafters.setdefault(arm, chosen_drafter(options["drafter"], target_model(target)))
         run: Any = polydraft.generate_many(target, list(prompts), **options)
@@ -142,13 +153,14 @@ def together(target: Any, prompts: torch.Tensor) -> Writer:
     return write
 
 
-def measure(prompts: Sequence[Path], known: int, temperatures: Sequence[float], seconds: float, batch: int) -> None:
+def measure(options: argparse.Namespace) -> None:
     """Append one burst to the record; each takes the next text, and a piece of its own."""
+    prompts, arms = options.prompts, [PLAIN, *OTHERS] if options.others else list(ARMS)
     lines = RECORD.read_text().splitlines() if RECORD.exists() else []
     burst = sum("machine" in json.loads(line) for line in lines)
     pair = polydraft.load("smollm2")
     before, texts = load(), [one.read_text(encoding="utf-8") for one in prompts]
-    found = [*measured(pair, texts[burst % len(texts)], known, temperatures, seconds, burst, batch)]
+    found = [*measured(pair, texts[burst % len(texts)], arms, options, burst)]
     told = {"burst": burst, "machine": machine(pair.target.device), "load": [before, load()], **versions()}
     told["text"] = prompts[burst % len(texts)].name
     lines += map(json.dumps, [told, *({"burst": burst, **one} for one in found)])
@@ -160,7 +172,7 @@ def peak(text: str, known: int, batch: int, arm: str) -> float:
     pair = polydraft.load("smollm2")
     tokens = pair.tokenizer(text, return_tensors="pt")["input_ids"][0]
     prompts = [tokens[row * known : (row + 1) * known] for row in range(batch)]
-    list(polydraft.generate_many(pair.target, prompts, **endless(pair.target, 0.0, NEW), **ARMS[arm], seed=0))
+    list(polydraft.generate_many(pair.target, prompts, **endless(pair.target, 0.0, NEW), **EVERY[arm], seed=0))
     return getrusage(RUSAGE_SELF).ru_maxrss / 1e3
 
 
@@ -182,7 +194,7 @@ def measure_whole(prompts: Sequence[Path], known: int) -> None:
     first = random.Random(turn + known).randrange(max(1, tokens.shape[1] - known))
     for count, ids in ((8, tokens[:, :64]), (NEW, tokens[:, first : first + known])):  # the first is to warm up
         for arm in WHOLE:
-            options = endless(pair.target, 0.0, count) | ARMS[arm]
+            options = endless(pair.target, 0.0, count) | EVERY[arm]
             took = polydraft.stream(pair.target, ids, **options, seed=turn).exhaust().statistics.seconds
             line = {"known": known, "arm": arm, "whole": round(took["total"], 4), "reading": round(took["prefill"], 4)}
             if count == NEW:
@@ -228,6 +240,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def cells(texts: Sequence[Line], arm: str) -> list[str]:
     """Return an arm's cells of a table; one round has no interval."""
     own = [one for one in texts if one["arm"] == arm]
+    if not own:
+        return ["", "", ""]
     rate = f"{median(one['tokens'] / one['seconds'] for one in own):.1f}"
     if arm == PLAIN:
         return [rate, "1", "1"]
@@ -236,6 +250,22 @@ def cells(texts: Sequence[Line], arm: str) -> list[str]:
     low, high = interval(found)
     spread = f" ({low:.2f} to {high:.2f})" if len(found) > 1 else ""
     return [rate, f"{median(found):.2f}x{spread}", f"{per_call:.2f}"]
+
+
+def passes(texts: Sequence[Line], arm: str) -> tuple[str, str]:
+    """Return what a level of a single text's chain takes, and what verifying it does, in plain passes; else nothing."""
+    own = [one for one in texts if one["arm"] == arm and one["batch"] == 1]
+    if not own or EVERY[arm].get("policy") != CHAIN:
+        return "", ""
+    plain = {(one["burst"], one["turn"], one["temperature"]): one for one in texts if one["arm"] == PLAIN}
+    found = list[tuple[float, float]]()
+    for one in own:
+        beside = plain[one["burst"], one["turn"], one["temperature"]]
+        whole = beside["seconds"] / beside["calls"]
+        verifying = (one["seconds"] - one["drafting"]) / one["calls"]
+        found.append((one["drafting"] / one["drafted"] / whole, verifying / whole))
+    level, verifying = (median(one[part] for one in found) for part in (0, 1))
+    return f"{level:.2f}", f"{verifying:.2f}"
 
 
 def by_place(texts: Sequence[Line]) -> dict[tuple[int, int], dict[float, list[Line]]]:
@@ -262,14 +292,21 @@ def tables() -> str:
         head = [
             "arm",
             *(f"T = {T:g}: tokens/s | speed-up | tokens per call" for T in of),
+            *(["c | v"] if batch == 1 else []),
             *(["memory"] if used else []),
         ]
         rows = f" in each of {batch} rows" if batch > 1 else ""
         made += [f"\n{known:,} known tokens{rows}, rounds: {counts}.\n\n| {' | '.join(head)} |\n"]
-        made += ["|" + "---|" * (1 + 3 * len(of) + bool(used)) + "\n"]
-        for arm in ARMS:
+        made += ["|" + "---|" * (1 + 3 * len(of) + 2 * (batch == 1) + bool(used)) + "\n"]
+        every = [one for own in of.values() for one in own]
+        for arm in (arm for arm in EVERY if any(one["arm"] == arm for one in every)):
             row = [cell for own in of.values() for cell in cells(own, arm)]
-            row += [f"{used[arm]:,} MB" if arm == PLAIN else f"{used[arm] - used[PLAIN]:+,} MB"] if used else []
+            row += passes(every, arm) if batch == 1 else ()
+            row += (
+                [f"{used[arm]:,} MB" if arm == PLAIN else f"{used[arm] - used[PLAIN]:+,} MB"]
+                if arm in used
+                else [""] * bool(used)
+            )
             made += [f"| {' | '.join([named(arm), *row])} |\n"]
     loads = [value for one in bursts for value in one["load"]]
     (first, *_) = bursts
@@ -331,6 +368,7 @@ if __name__ == "__main__":
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--memory", action="store_true", help="the most memory of every arm instead of its time")
+    parser.add_argument("--others", action="store_true", help="more views, and stacks, in the place of the usual arms")
     parser.add_argument("--whole", action="store_true", help="whole calls with their prompt's reading, T = 0")
     options = parser.parse_args()
     if options.whole:
@@ -340,7 +378,7 @@ if __name__ == "__main__":
         measure_memory(options.prompts[0], options.known, options.batch)
     elif options.prompts:
         torch.set_num_threads(2)
-        measure(options.prompts, options.known, options.temperature, options.seconds, options.batch)
+        measure(options)
     if PAGE.exists():
         PAGE.write_text(with_table(PAGE.read_text(), tables()))
         SUMMARY.write_text(with_table(SUMMARY.read_text(), summary()))
