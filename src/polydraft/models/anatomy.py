@@ -321,12 +321,15 @@ def can_pack(weight: Tensor) -> bool:
 
 @cache
 def multiplies_short() -> bool:
-    """Tell whether the processor multiplies numbers in bfloat16; where the system does not say, it does not."""
+    """Tell whether the processor multiplies numbers in bfloat16, and oneDNN may (ONEDNN_MAX_CPU_ISA forbids it).
+
+    Where the system does not say, it does not.
+    """
     try:
         flags = PROCESSOR.read_text()
     except OSError:
         return False
-    return any(f" {one}" in flags for one in SHORT_PRODUCTS)
+    return any(f" {one}" in flags for one in SHORT_PRODUCTS) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def cheapest(dtype: torch.dtype, device: torch.device | str) -> torch.dtype:
