@@ -147,8 +147,8 @@ def spire_drafter(
     return HeadDrafter(_random(SpireHead(anatomy, 2, sinks, window, feedback=feedback), spread), HeadEnds())
 
 
-def every_head() -> dict[str, Drafter]:
-    """Return a drafter of every kind of head."""
+def every_head(vocab: int = VOCAB) -> dict[str, Drafter]:
+    """Return a drafter of every kind of head, for targets of so many tokens."""
     return {
         "a block head": block_drafter(),
         "an EAGLE head": eagle_drafter(),
@@ -157,6 +157,8 @@ def every_head() -> dict[str, Drafter]:
         "Medusa heads": medusa_drafter(),
         "MTP modules": mtp_drafter(modules=2),
         "a SPIRe head": spire_drafter(),
+        "Hydra++ heads": walk("hydra++", vocab=vocab),
+        "an MLP speculator": walk("mlp", vocab=vocab),
     }
 
 

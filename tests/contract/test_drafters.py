@@ -88,7 +88,7 @@ MEMBERS: dict[str, Callable[[], Drafter]] = {
     "masks": lambda: ParallelDrafter(HuggingFaceModel(tiny_model("llama", VOCAB + 1)), VOCAB, 8),
     "guesses": lambda: JacobiBlockDrafter(HuggingFaceModel(tiny_model("llama", VOCAB)), 6, 2),
     "masks behind a source": lambda: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=VOCAB)), 4, 3, 8),
-    **{name: partial(lambda own: every_head()[own], name) for name in every_head()},
+    **{name: partial(lambda own: every_head(VOCAB)[own], name) for name in every_head()},
     "riders": lambda: RiderDrafter(masks=(4, 4, 4)),
 }
 

@@ -36,6 +36,7 @@ SHORT_FLOORS = {
     "hydra": 1.39,
     "hydra++": 1.48,
     "mlp": 1.16,
+    "arctic-rnn": 1.16,
     "arctic-lstm": 1.18,
     "redrafter": 1.2,
     "joined-walk": 1.38,

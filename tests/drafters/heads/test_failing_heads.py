@@ -19,6 +19,7 @@ from heads import (
     medusa_drafter,
     mtp_drafter,
     parallel_drafter,
+    walk,
 )
 from torch import Tensor
 
@@ -26,6 +27,7 @@ import polydraft
 from polydraft import BottomUp, Chain, Optimal, Widths
 from polydraft.drafters import DraftRequest, HeadDrafter
 from polydraft.drafters.heads.drafter import BoundEnds, HeadEnds
+from polydraft.drafters.heads.walks.walked_head import WalkedHead
 from polydraft.models import LanguageModel
 from polydraft.schemes import IID
 
@@ -40,6 +42,8 @@ HEADS: dict[str, Callable[[], Any]] = {
     "falcon": falcon_drafter,
     "medusa": medusa_drafter,
     "mtp": lambda: mtp_drafter(modules=2),
+    "hydra++": lambda: walk("hydra++"),
+    "mlp": lambda: walk("mlp"),
 }
 SMALL = {"heads": 2, "groups": 1, "channels": 2}
 
@@ -61,6 +65,10 @@ class Failing(HeadEnds):
 
     def bound(self, target: LanguageModel, width: int, dtype: torch.dtype) -> BoundEnds:
         whole = super().bound(target, width, dtype)
+        return replace(whole, output=self.over(whole.output))
+
+    def over(self, rows: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return what makes rows of states, and fails so."""
 
         def output(states: Tensor) -> Tensor:
             self.left -= 1
@@ -68,14 +76,14 @@ class Failing(HeadEnds):
             if self.left < 0 and self.always and self.bad is None:
                 self.bad = states[self.row]
             if self.left >= 0 or not (together or self.meets(states)):
-                return whole.output(states)
+                return rows(states)
             if self.raises:
                 raise ArithmeticError("a row of this batch went wrong")
-            logits = whole.output(states).clone()
+            logits = rows(states).clone()
             logits[self.row] = torch.nan
             return logits
 
-        return replace(whole, output=output)
+        return output
 
     def meets(self, states: Tensor) -> bool:
         """Tell whether the row that fails is asked for alone."""
@@ -89,8 +97,12 @@ def made(name: str) -> Any:
 
 
 def failing(name: str, ends: Failing) -> Any:
-    """Return a head with such ends."""
-    return replace(made(name), ends=ends)
+    """Return a head with such ends, or whose own rows fail as they do."""
+    head = replace(made(name), ends=ends)
+    if isinstance(head.network, WalkedHead):
+        rows = head.network.rows
+        head.network.rows = lambda states, depth, output: ends.over(lambda one: rows(one, depth, output))(states)
+    return head
 
 
 def batch() -> tuple[Tensor, Tensor]:

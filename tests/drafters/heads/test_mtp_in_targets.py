@@ -18,6 +18,8 @@ from test_block_heads import text_of
 from test_mtp import along, begun
 from torch import Tensor, nn
 from transformers import (
+    BailingHybridConfig,
+    BailingHybridForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Glm4MoeConfig,
@@ -64,7 +66,11 @@ LINEAR = {f"linear_{kind}_head_dim": 4 for kind in ("key", "value")} | {
 
 @dataclass(frozen=True)
 class Kind:
-    """A family: its configuration and model, what its tensors are called, and what is peculiar to it."""
+    """A family: its configuration and model, what its tensors are called, and what is peculiar to it.
+
+    Args:
+        published: what its checkpoints call tensors of a layer otherwise than its class does, in this order.
+    """
 
     config: type
     model: type
@@ -73,6 +79,7 @@ class Kind:
     names: Mapping[str, str]
     modules: int = 1
     hidden_first: bool = False
+    published: tuple[tuple[str, str], ...] = ()
 
 
 def numbered(at: int) -> dict[str, str]:
@@ -96,6 +103,18 @@ KINDS = {
         modules=2,
     ),
     "glm": Kind(Glm4MoeConfig, Glm4MoeForCausalLM, {**MIXED, "first_k_dense_replace": 1}, *LIKE_DEEPSEEK),
+    "bailing": Kind(
+        BailingHybridConfig,
+        BailingHybridForCausalLM,
+        {**MIXED, **LATENT, "num_local_experts": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+        | {"layer_types": ["linear_attention", "full_attention"], "num_mtp_layers": 1},
+        *LIKE_DEEPSEEK,
+        published=(
+            (".self_attn.o_proj.", ".self_attn.dense."),
+            (".self_attn.", ".attention."),
+            (".e_score_correction_bias", ".expert_bias"),
+        ),
+    ),
     "qwen": Kind(
         Qwen3NextConfig,
         Qwen3NextForCausalLM,
@@ -125,6 +144,7 @@ KINDS = {
         hidden_first=True,
     ),
 }
+RECURRENT = ("bailing", "qwen", "qwen 3.5")
 
 
 class Reference(nn.Module):
@@ -179,6 +199,8 @@ def made(kind: str, place: Path) -> tuple[Any, list[Reference], Path]:
         for name, value in one.state_dict().items():
             part, _, rest = name.partition(".")
             called = own.block if part == "layer" else own.names[part]
+            for ours, theirs in own.published:
+                rest = f".{rest}".replace(ours, theirs)[1:]
             tensors |= single_experts(f"{called.replace('{at}', at)}.{rest}", value)
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, folder / "model.safetensors")
     model = own.model.from_pretrained(folder, dtype=torch.float32).eval()
@@ -200,10 +222,14 @@ def copied(request: pytest.FixtureRequest, place: Path, tmp_path: Path) -> Path:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("kind", "rows"),
-    [(kind, rows) for kind in KINDS for rows in ([[row] for row in ROWS] if kind.startswith("qwen") else [ROWS])],
+    [
+        (kind, rows)
+        for kind in KINDS
+        for rows in ([[row] for row in ROWS] if kind.startswith(("qwen", "bailing")) else [ROWS])
+    ],
 )
 def test_the_rows_are_those_of_the_targets_own_classes(kind: str, rows: list[list[int]], place: Path) -> None:
-    """Qwen's targets have recurrent layers, whose states know no padding, so its texts are read one by one."""
+    """Some targets have recurrent layers, whose states know no padding, so their texts are read one by one."""
     model, modules, _ = made(kind, place)
     drafter, text = load_modules(model, torch.float32), text_of(rows)
     state, _ = begun(HuggingFaceModel(model), drafter, text)
@@ -396,6 +422,11 @@ DAMAGED: dict[str, tuple[Any, dict[str, Any], str]] = {
         beside(*(f"language_model.{name}" for name in OF_NEMOTRON)),
         {},
         f"Nemotron-H's kind, which are not read: each is {BLOCKS}",
+    ),
+    "Step's": (
+        beside(*(f"model.layers.2.transformer.{one}" for one in ("shared_head.norm", "shared_head.output"))),
+        {},
+        f"Step's kind, which are not read: their layers see {WINDOW}",
     ),
     "MiMo-V2-Flash's": (
         beside(*OF_MIMO, "model.mtp.layers.0.self_attn.q_proj", "model.mtp.layers.1.final_layernorm"),

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from doubles import tiny_model
+from heads import eagle_drafter
 from test_eagle import (
     ANATOMY,
     PROMPTS,
@@ -249,6 +250,23 @@ def test_folders_are_written_as_they_are_read(
     for one, other in ((drafter.network, again.network), (drafter.ends, again.ends)):
         assert one.state_dict().keys() == other.state_dict().keys()
         assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_mask_that_is_told_in_python_counts_whatever_the_folder_says(name: str, tmp_path: Path) -> None:
+    config, held = FOLDERS[name]
+    unnamed = {key: value for key, value in config.items() if not key.endswith(("_token_id", "pard_token", "_config"))}
+    for place, said in (("named", config), ("unnamed", config if name == "speculators" else unnamed)):
+        found: Any = load_head(put(tmp_path / place, said, held), 6, mask_token_id=MASK - 1)
+        assert found.network.mask_id == MASK - 1
+    with pytest.raises(CheckpointError, match="mask_token_id is 24; there are 24 tokens"):
+        load_head(tmp_path / "named", 6, mask_token_id=VOCAB)
+
+
+def test_only_heads_with_masks_are_told_which(tmp_path: Path) -> None:
+    write_eagle(eagle_drafter(), tmp_path, HuggingFaceModel(tiny_model(vocab=VOCAB)), dtype=torch.float32)
+    with pytest.raises(CheckpointError, match="holds a EAGLE head, and only P-EAGLE's and blocks have masks"):
+        load_head(tmp_path, mask_token_id=MASK)
 
 
 NO_MASK = "names no mask token by dflash_config.mask_token_id, mask_token_id, dspark_noise_token_id, pard_token or ptd"

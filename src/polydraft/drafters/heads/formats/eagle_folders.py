@@ -235,7 +235,8 @@ def _mask_id(fields: Fields, tensors: Tensors) -> int:
     if name is None:
         raise CheckpointError(
             f"config.json in {fields.name} names no mask token by {', '.join(MASK_IDS[:-1])} or {MASK_IDS[-1]}; write "
-            "the one that the head was trained with into it as mask_token_id."
+            "the one that the head was trained with into it as mask_token_id, or name it by load_head(folder, "
+            "mask_token_id=...)."
         )
     found, rows, end = own.count(name, least=0), target_tokens(tensors), fields.get("eos_token_id")
     if rows is not None and found >= rows:

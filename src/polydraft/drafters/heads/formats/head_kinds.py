@@ -13,6 +13,7 @@ from polydraft.drafters.contract import Drafter, owned_networks
 from polydraft.drafters.heads.formats.adapter_folders import holds_adapter, is_adapter, read_adapter
 from polydraft.drafters.heads.formats.blocks.block_reading import holds_block, is_block, read_block
 from polydraft.drafters.heads.formats.eagle_folders import (
+    MASK,
     holds_eagle,
     holds_parallel,
     is_eagle,
@@ -143,6 +144,7 @@ def load_head(
     device: torch.device | str = "cpu",
     *,
     recycle: str | None = None,
+    mask_token_id: int | None = None,
 ) -> Drafter:
     """Load a draft head.
 
@@ -154,9 +156,11 @@ def load_head(
         recycle: which of its own states a head of EAGLE-3's or an MTP module reads again: "raw" as its last layer made
             them, "normed", or, of EAGLE-3, "bare", which is "raw" without a norm before the output rows; None for what
             its folder says. Some of SpecForge's mean "raw" where `norm_output` is true, and "bare" where it is false.
+        mask_token_id: the token that fills the slots of a P-EAGLE head or of a block head; None for what its folder
+            says. SpecForge's P-EAGLE folders name none.
 
     Raises:
-        CheckpointError: it is missing or damaged, no head, or one that has nothing to recycle so.
+        CheckpointError: it is missing or damaged, no head, or one that has no mask or nothing to recycle so.
         InvalidParameter: `recycle` is no word for it.
     """
     if recycle not in (None, *RECYCLE):
@@ -169,6 +173,12 @@ def load_head(
         raise CheckpointError(f"{folder.name} holds no draft head of a kind that is known.")
     if recycle is not None and kind.name not in ("EAGLE", "MTP"):
         raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only EAGLE-3's and MTP's recycle states.")
+    if mask_token_id is not None:
+        if kind.name != "block" and not any(one.endswith(MASK) for one in folder.tensors):
+            raise CheckpointError(f"{folder.name} holds a {kind.name} head, and only P-EAGLE's and blocks have masks.")
+        own, inner = {"mask_token_id": mask_token_id}, folder.config.get("dflash_config")  # P-EAGLE's looks there first
+        told = {**own, "dflash_config": {**inner, **own}} if isinstance(inner, Mapping) else own
+        folder = replace(folder, config={**folder.config, **told})
     try:
         drafter = kind.read(folder, target_layers)
     except LeftOver as error:

@@ -52,6 +52,11 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "each is several blocks in a row, attention without positions and then experts, and a module here is one layer "
         "that turns its positions",
     ),
+    "Step": (
+        r"model\.(language_model\.)?layers\.\d+\.(transformer|shared_head\.output)\.",
+        "their layers see the newest tokens alone, within sliding_window, and turn positions in a way of their own, "
+        "and a module here sees the whole text",
+    ),
     "MiMo-V2": (
         r"model\.mtp\.layers\.\d+\.",
         "their layers see the newest tokens alone, within sliding_window and with a learnt sink, and a module here "
@@ -60,9 +65,15 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 }
 """Families whose modules are known and not read: what their tensors are called, and what is missing.
 
-Sources: vllm-project/vllm, `nemotron_h_mtp.py` and `mimo_v2_mtp.py`; huggingface/transformers, `nemotron_h` and
-`mimo_v2_flash`.
+Sources: vllm-project/vllm, `nemotron_h_mtp.py`, `step3p5_mtp.py` and `mimo_v2_mtp.py`; huggingface/transformers,
+`nemotron_h`, `step3p7` and `mimo_v2_flash`.
 """
+RENAMED = (
+    (".attention.dense.", ".self_attn.o_proj."),
+    (".attention.", ".self_attn."),
+    (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
+)
+"""What Bailing's checkpoints call tensors of a layer otherwise than its class does; it is renamed in this order."""
 EXPERTS = "experts.gate_up_proj", "experts.down_proj"
 """What transformers keeps all experts of a layer in, one behind the other."""
 SCALES = "scale_inv", "scale", ".scales", ".qweight"
@@ -308,6 +319,8 @@ def load_modules(
     count = _count(source.name, _text_config(config), family, family.numbers(names, layers))
     beginnings = family.beginnings(count, layers)
     tensors = Tensors.of(read_plain(model.name_or_path, lambda name: name.startswith(beginnings)), ())
+    for theirs, ours in RENAMED:
+        tensors.left = {name.replace(theirs, ours): one for name, one in tensors.left.items()}
     scaled = next((name for name, one in tensors.left.items() if name.endswith(SCALES) or one.element_size() < 2), None)
     if scaled is not None:
         raise CheckpointError(f"{tensors.folder.name} holds {scaled}: MTP modules with quantised weights are not read.")
