@@ -1,6 +1,7 @@
 """The target drafting for itself by views of all its keys: what they say, and what is left of it."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,10 @@ from polydraft.drafters import (
 )
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LayerSet, skip_sets
+from polydraft.models.checkpoints.tiny_folder import tiny_tokenizer
 from polydraft.models.derived import derived
 from polydraft.models.layers.variants import first_of
+from polydraft.models.tiny import tiny_of_type
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.schemes import IID, Given, TopK, WithoutReplacement
@@ -449,6 +452,7 @@ UNFIT = {
     "self:int8@99999 < ngram": "drafts of a level have 4095 tokens at most",
     "self:int8@4000 ngram@4000": "drafts of a level have 4095 tokens at most",
     "self:int8@99999": "cannot be read",
+    "self:int8 < FOLDER": "have different tokenizers: id 1 is .*; take a draft model of the same family",
 }
 
 
@@ -457,10 +461,49 @@ def test_what_the_target_cannot_have_is_refused_before_its_weights_are_read(
     word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("weights are read"))
-    (tmp_path / "config.json").write_text('{"architectures": ["AdapterModel"], "exit_layer": 2, "hidden_size": 77}')
+    if word.endswith("< FOLDER"):
+        tiny_model("llama").save_pretrained(tmp_path)
+        tiny_tokenizer().save_pretrained(tmp_path)
+    else:
+        (tmp_path / "config.json").write_text('{"architectures": ["AdapterModel"], "exit_layer": 2, "hidden_size": 77}')
     with pytest.raises(PolydraftError, match=said) as caught:
         polydraft.load("pair", word.replace("FOLDER", str(tmp_path)))
     assert "\n" not in str(caught.value)
+
+
+STATES, CHOICES = "remember in states, so self:", "choose what they attend to, so self:"
+ROUNDED, QUANTISED = (
+    '"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}, ',
+    "are quantised alr",
+)
+OF_CONFIGURATIONS = [
+    *(("mamba", word, "", STATES) for word in ("keys=recent:1+2", "exit=1", "skip-mlp=0", "skip=auto")),
+    ("qwen3_5", "int8,keys=snap:8 < ngram", "", STATES),
+    *(("deepseek_v32", word, "", CHOICES) for word in ("keys=recent:1+2", "exit=2", "int8,keys=snap:8 < ngram")),
+    *(("llama", word, ROUNDED, QUANTISED) for word in ("int8", "int4,keys=recent:1+2", "int8 < ngram")),
+    *(("llama", word, "cuda", "are made for CPUs, but the model is on cuda") for word in ("int8", "int4,exit=1")),
+]
+
+
+@pytest.mark.parametrize(("kind", "word", "how", "said"), OF_CONFIGURATIONS)
+def test_layers_and_weights_that_fit_no_view_are_told_by_the_configuration(
+    kind: str, word: str, how: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name and in one sentence; what drafts as a model of its own is not refused for the kind of its layers."""
+    model = tiny_of_type(kind) if kind == "deepseek_v32" else tiny_model(kind)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("{", "{" + how, 1) if how == ROUNDED else config.read_text())
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("weights are read"))
+    if how == "cuda":
+        monkeypatch.setattr(sys.modules["polydraft.engine.load"], "device_named", lambda _: torch.device("cuda"))
+    with pytest.raises(UnsupportedModel, match=said) as caught:
+        polydraft.load(tmp_path, f"self:{word}")
+    assert "\n" not in str(caught.value) and (how == "cuda" or str(tmp_path) in str(caught.value))
+    if said in (STATES, CHOICES):
+        with pytest.raises(pytest.fail.Exception, match="weights are read"):
+            polydraft.load(tmp_path, "self:int8")
 
 
 @pytest.mark.parametrize(
