@@ -47,7 +47,7 @@ from polydraft.catalogue import parse_policy
 from polydraft.drafters import Drafter, EnsembleDrafter
 from polydraft.schemes import Product
 from polydraft.trees import Merged, TreePolicy
-from polydraft.verifiers import NodeVerifier, OutcomeLaw
+from polydraft.verifiers import NodeVerifier, OutcomeLaw, TreeVerifier
 
 FALSE_ALARM_RATE = 1e-6
 VOCAB, NEW, SAMPLES = 6, 3, 2000
@@ -92,13 +92,13 @@ def hugging_face_processors(
     return LogitsProcessorList([make() for wanted, make in candidates if wanted])
 
 
-def exact_law(prompt: Sequence[int], **options: float) -> Tensor:
+def exact_law(prompt: Sequence[int], model: PreTrainedModel | None = None, **options: float) -> Tensor:
     """Return the joint law of the next NEW tokens, as a vector over all VOCAB ** NEW texts."""
     law = torch.ones(1, dtype=torch.float64)
     for length in range(NEW):
         history = torch.tensor([[*prompt, *text] for text in product(range(VOCAB), repeat=length)])
         with torch.no_grad():
-            logits = target()(input_ids=history, use_cache=False).logits[:, -1]
+            logits = (model or target())(input_ids=history, use_cache=False).logits[:, -1]
         rows = hugging_face_processors(**options)(history, logits).softmax(dim=-1)
         law = (law.unsqueeze(-1) * rows).flatten()
     return law
@@ -138,6 +138,38 @@ def sampled_counts(
     place = torch.tensor([VOCAB**power for power in reversed(range(NEW))])
     texts = (output.sequences[:, len(PROMPT) :] * place).sum(dim=-1)
     return texts.bincount(minlength=VOCAB**NEW), output.statistics
+
+
+def of_many(
+    drafter: Drafter,
+    samples: int,
+    policy: TreePolicy | None = None,
+    verifier: TreeVerifier | None = None,
+    *,
+    model: PreTrainedModel | None = None,
+    top_p: float = 1.0,
+) -> float:
+    """Return how likely counts at least as far from the law are, of many texts at T = 1 that a drafter drafts for."""
+    output = polydraft.generate(
+        model or target(),
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),
+        drafter=drafter,
+        policy=policy,
+        verifier=verifier,
+        seed=20,
+        max_new_tokens=NEW,
+        num_return_sequences=samples,
+        temperature=1.0,
+        top_k=0,
+        top_p=top_p,
+        eos_token_id=None,
+    )
+    assert isinstance(output, polydraft.GenerationOutput)
+    assert output.statistics.accepted and not output.statistics.fallback
+    place = torch.tensor([VOCAB**power for power in reversed(range(NEW))])
+    counts = (output.sequences[:, len(PROMPT) :] * place).sum(dim=-1).bincount(minlength=VOCAB**NEW)
+    return p_value(counts, exact_law(PROMPT, model, top_p=top_p))
 
 
 # Every second one in the ordinary suite, all of them and with more texts in the slow one.

@@ -25,12 +25,17 @@ def target() -> PreTrainedModel:
 def beside(target: PreTrainedModel) -> Beside:
     """Generate greedily with a drafter, alone and in a batch, and require plain decoding's text; return the batch."""
 
-    def run(drafter: Drafter, policy: object = 3, prompts: Sequence[Sequence[int]] = PROMPTS) -> GenerationOutput:
+    def run(
+        drafter: Drafter,
+        policy: object = 3,
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+        model: PreTrainedModel = target,
+    ) -> GenerationOutput:
         options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
         for part in ([prompts[0]], prompts):
             ids, mask = padded(part)
-            plain = polydraft.generate(target, ids, attention_mask=mask, drafter="none", **options)
-            found = polydraft.generate(target, ids, attention_mask=mask, drafter=drafter, policy=policy, **options)
+            plain = polydraft.generate(model, ids, attention_mask=mask, drafter="none", **options)
+            found = polydraft.generate(model, ids, attention_mask=mask, drafter=drafter, policy=policy, **options)
             assert isinstance(found, GenerationOutput) and isinstance(plain, GenerationOutput)
             assert torch.equal(found.sequences, plain.sequences) and not found.statistics.fallback
             assert found.statistics.drafted > 0

@@ -1,6 +1,7 @@
 """The target drafting for itself by views of all its keys: what they say, and what is left of it."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,6 @@ import pytest
 import torch
 from choices import Memory, Toy, distance, law_of
 from doubles import tiny_model
-from sampled import FALSE_ALARM_RATE, NEW, PROMPT, SAMPLES, VOCAB, exact_law, p_value
-from sampled import target as sampled_target
 from torch import Tensor
 from transformers import PreTrainedModel
 from views import close, over_the_models_keys, skipping, without
@@ -33,8 +32,10 @@ from polydraft.drafters import (
 )
 from polydraft.errors import InvalidParameter, PolydraftError, UnsupportedModel
 from polydraft.models import HuggingFaceModel, LayerSet, skip_sets
+from polydraft.models.checkpoints.tiny_folder import tiny_tokenizer
 from polydraft.models.derived import derived
 from polydraft.models.layers.variants import first_of
+from polydraft.models.tiny import tiny_of_type
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.schemes import IID, Given, TopK, WithoutReplacement
@@ -44,12 +45,17 @@ from polydraft.verifiers import BlockVerification, ByShape, NaiveMatch, Optimal,
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 8], [2, 7, 1, 8, 2, 8]]
 VIEWS = {
     "int8": View("int8"),
+    "int4": View("int4"),
     "skip": View(layers=skipping(1)),
     "skip-mlp": View(layers=skipping(mlp=[0, 2])),
     "exit": View(layers=skipping(exit=2)),
     "int8 of few layers": View("int8", skipping(attention=[0], exit=2)),
     "int8 of few keys": View("int8", keys=Recent(1, 2)),
 }
+
+
+WIDE = {"hidden_size": 32, "intermediate_size": 32}
+"""Sizes of targets whose rows of weights are long enough for four bits."""
 
 
 def text_of(rows: Sequence[Sequence[int]]) -> Text:
@@ -77,7 +83,7 @@ def test_rows_at_all_depths_are_those_over_the_targets_keys(
     kind: str, view: str, policy: TreePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a chain and of a tree, in rows that are not equally far; behind it the target's own rows are as before."""
-    narrow = {"sliding_window": 4} if kind == "mistral" else {}
+    narrow = ({"sliding_window": 4} if kind == "mistral" else {}) | (WIDE if view == "int4" else {})
     model, one = tiny_model(kind, num_hidden_layers=3, dtype=torch.float32, **narrow), VIEWS[view]
     target, text, rows = HuggingFaceModel(model), text_of(ROWS), list[Tensor]()
     proposed = polydraft.drafters.itself.self_drafter.draft_rows
@@ -94,7 +100,7 @@ def test_rows_at_all_depths_are_those_over_the_targets_keys(
     seen = without(
         model, LayerSet(one.layers.skipped_attention | {*range(exit, 3)}, one.layers.skipped_mlp | {*range(exit, 3)})
     )
-    other, tolerance = (derived(seen, "self:int8"), 0.05) if one.weights else (seen, 1e-4)
+    other, tolerance = (derived(seen, f"self:{one.weights}"), 0.05) if one.weights else (seen, 1e-4)
     for at, row in enumerate(ROWS):
         close(found[at], over_the_models_keys(model, other, row, tree, at)[: found.shape[1]], tolerance)
         close(reader.score(text, tree)[0].logits[at], over_the_models_keys(model, model, row, tree, at), 1e-4)
@@ -118,7 +124,8 @@ def test_a_view_that_is_the_target_accepts_every_draft(view: View, temperature: 
 @pytest.mark.parametrize("view", [*VIEWS])
 @pytest.mark.parametrize("policy", [3, "2,2,1", "best-first:6x3:3"])
 def test_greedy_texts_are_plain_ones(view: str, policy: object, beside: Any) -> None:
-    beside(SelfDrafter(VIEWS[view]), policy)
+    wide = {"model": tiny_model("llama", num_hidden_layers=3, **WIDE)} if view == "int4" else {}
+    beside(SelfDrafter(VIEWS[view]), policy, **wide)
 
 
 @pytest.mark.long(3)
@@ -280,38 +287,6 @@ def test_two_rows_follow_the_target() -> None:
     assert not failures and distance(found, target.texts(prompts[0], 3)) < 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [Chain(2), Widths((2, 1))], ids=str)
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        SelfDrafter(View("int8")),
-        SelfDrafter(View(layers=skipping(mlp=[1]))),
-        SelfDrafter(View(layers=skipping(exit=1)), resumes=True),
-    ],
-    ids=lambda one: one.name,
-)
-def test_sampled_texts_follow_the_targets_law(drafter: SelfDrafter, policy: TreePolicy) -> None:
-    output = polydraft.generate(
-        sampled_target(),
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones(1, len(PROMPT)).long(),
-        drafter=drafter,
-        verifier=BlockVerification() if isinstance(policy, Chain) else TopDown(Optimal(IID())),
-        policy=policy,
-        seed=20,
-        max_new_tokens=NEW,
-        num_return_sequences=4 * SAMPLES,
-        temperature=1.0,
-        top_p=0.9,
-        top_k=0,
-    )
-    place = torch.tensor([VOCAB**power for power in reversed(range(NEW))])
-    counts = (output.sequences[:, len(PROMPT) :] * place).sum(dim=-1).bincount(minlength=VOCAB**NEW)
-    assert not output.statistics.fallback and output.statistics.accepted
-    assert p_value(counts, exact_law(PROMPT, top_p=0.9)) > FALSE_ALARM_RATE
-
-
 # Their words.
 
 
@@ -449,6 +424,7 @@ UNFIT = {
     "self:int8@99999 < ngram": "drafts of a level have 4095 tokens at most",
     "self:int8@4000 ngram@4000": "drafts of a level have 4095 tokens at most",
     "self:int8@99999": "cannot be read",
+    "self:int8 < FOLDER": "have different tokenizers: id 1 is .*; take a draft model of the same family",
 }
 
 
@@ -457,10 +433,49 @@ def test_what_the_target_cannot_have_is_refused_before_its_weights_are_read(
     word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("weights are read"))
-    (tmp_path / "config.json").write_text('{"architectures": ["AdapterModel"], "exit_layer": 2, "hidden_size": 77}')
+    if word.endswith("< FOLDER"):
+        tiny_model("llama").save_pretrained(tmp_path)
+        tiny_tokenizer().save_pretrained(tmp_path)
+    else:
+        (tmp_path / "config.json").write_text('{"architectures": ["AdapterModel"], "exit_layer": 2, "hidden_size": 77}')
     with pytest.raises(PolydraftError, match=said) as caught:
         polydraft.load("pair", word.replace("FOLDER", str(tmp_path)))
     assert "\n" not in str(caught.value)
+
+
+STATES, CHOICES = "remember in states, so self:", "choose what they attend to, so self:"
+ROUNDED, QUANTISED = (
+    '"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}, ',
+    "are quantised already, so they cannot become int",
+)
+OF_CONFIGURATIONS = [
+    *(("mamba", word, "", STATES) for word in ("keys=recent:1+2", "exit=1", "skip-mlp=0", "skip=auto")),
+    ("qwen3_5", "int8,keys=snap:8 < ngram", "", STATES),
+    *(("deepseek_v32", word, "", CHOICES) for word in ("keys=recent:1+2", "exit=2", "int8,keys=snap:8 < ngram")),
+    *(("llama", word, ROUNDED, QUANTISED) for word in ("int8", "int4,keys=recent:1+2", "int8 < ngram")),
+    *(("llama", word, "cuda", "are made for CPUs, but the model is on cuda") for word in ("int8", "int4,exit=1")),
+]
+
+
+@pytest.mark.parametrize(("kind", "word", "how", "said"), OF_CONFIGURATIONS)
+def test_layers_and_weights_that_fit_no_view_are_told_by_the_configuration(
+    kind: str, word: str, how: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name and in one sentence; what drafts as a model of its own is not refused for the kind of its layers."""
+    model = tiny_of_type(kind) if kind == "deepseek_v32" else tiny_model(kind)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("{", "{" + how, 1) if how == ROUNDED else config.read_text())
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("weights are read"))
+    if how == "cuda":
+        monkeypatch.setattr(sys.modules["polydraft.engine.load"], "device_named", lambda _: torch.device("cuda"))
+    with pytest.raises(UnsupportedModel, match=said) as caught:
+        polydraft.load(tmp_path, f"self:{word}")
+    assert "\n" not in str(caught.value) and (how == "cuda" or str(tmp_path) in str(caught.value))
+    if said in (STATES, CHOICES):
+        with pytest.raises(pytest.fail.Exception, match="weights are read"):
+            polydraft.load(tmp_path, "self:int8")
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,12 @@ def _check_words(draft: str, target: str | Path, device: str) -> None:
     """
     words = _words_in(parse_stack(draft)) if is_stack(draft) else [draft]
     views = {word: View.named(word) for word in words if is_derived(word)}
-    facts = planned(target)
+    facts, name = planned(target), repr(str(target))  # there is such a folder or model, however long its name is
     for view in views.values():
         view.check(facts.layers, facts.context)
+        view.check_keys(name, remembers=facts.remembers, chooses=facts.chooses)
         if view.weights:
-            check_roundable(view.weights, shown(str(target)), device_named(device), is_quantised=facts.is_quantised)
+            check_roundable(view.weights, name, device_named(device), is_quantised=facts.is_quantised)
         if view.adapter:
             check_adapter(view.adapter, view.layers.exit, facts.width)
     for word in (one for one in words if one not in views and not _names_head(one)):

@@ -136,7 +136,7 @@ class CompiledModel(HuggingFaceModel):
         super().__init__(model)
         if not self.facts.branches:
             raise InvalidParameter(f"{type(self.model).__name__} scores chains only; leave compile out.")
-        if self.shapes is not None and len(self.shapes) > 2 * self.layers:
+        if self.facts.chooses:
             raise InvalidParameter(
                 f"{type(self.model).__name__} has layers that choose what they attend to, which are not compiled; "
                 "leave compile out."

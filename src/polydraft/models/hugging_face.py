@@ -126,7 +126,7 @@ class HuggingFaceModel:
         """What the model says of itself."""
         branches = not (self.states or self.counts)
         found = (self.vocab_size, self.context, self.device, branches, self.states, self.encodes)
-        return Facts(*found, self.layers, self.width, branches)
+        return Facts(*found, self.layers, self.width, branches, chooses=len(self.shapes or ()) > 2 * self.layers)
 
     @property
     def device(self) -> torch.device:

@@ -199,6 +199,7 @@ class Facts:
         width: how wide its hidden states are; likewise.
         queries: whether `forward` takes `queries`.
         ranks: on how many ranks its weights lie; states and weights of more than one are not given away.
+        chooses: whether layers choose what they attend to, by keys of their own.
     """
 
     vocab_size: int
@@ -211,6 +212,7 @@ class Facts:
     width: int | None = None
     queries: bool = False
     ranks: int = 1
+    chooses: bool = False
 
 
 @runtime_checkable

@@ -39,7 +39,7 @@ from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.placing import device_named, precision_named
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.layout import context_of
-from polydraft.models.checks.supported import check_architecture, remembers
+from polydraft.models.checks.supported import check_architecture, chooses, remembers
 from polydraft.models.derived import check_word, derived, in_few_bits
 from polydraft.models.distributed.elsewhere import HOME
 from polydraft.models.distributed.mirrored import follow
@@ -68,6 +68,8 @@ class Planned:
         width: how wide its states are; None where that is not said.
         is_quantised: whether its weights have few bits already.
         encodes: whether it is an encoder-decoder.
+        remembers: whether layers remember in states, not by keys.
+        chooses: whether layers choose what they attend to, by keys of their own.
     """
 
     layers: int | None
@@ -75,6 +77,8 @@ class Planned:
     width: int | None
     is_quantised: bool
     encodes: bool = False
+    remembers: bool = False
+    chooses: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +313,8 @@ def planned(name: object) -> Planned:
     layers = None if config.is_encoder_decoder else getattr(own, "num_hidden_layers", None)
     is_quantised = getattr(config, "quantization_config", None) is not None
     encodes = bool(config.is_encoder_decoder)
-    return Planned(layers, context_of(own), getattr(own, "hidden_size", None), is_quantised, encodes)
+    size = (layers, context_of(own), getattr(own, "hidden_size", None))
+    return Planned(*size, is_quantised, encodes, not encodes and remembers(own), not encodes and chooses(own))
 
 
 def _kind(config: PreTrainedConfig) -> tuple[Any, type | None]:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from doubles import OverOneCache, passes_of, perturbed, tiny_model
 from key_views import few
-from scipy.stats import chi2
-from transformers import PreTrainedModel
+from stacks import stacks
 
 import polydraft
 from polydraft import (
@@ -16,46 +15,22 @@ from polydraft import (
     ByDepthDrafter,
     Chain,
     EnsembleDrafter,
-    Given,
     HuggingFaceModel,
     ModelDrafter,
     NestedDrafter,
     Recent,
-    TopDown,
 )
-from polydraft.drafters import Drafter, LookaheadDrafter, NgramDrafter, RecyclingDrafter, route_first
+from polydraft.drafters import Drafter, LookaheadDrafter, NgramDrafter, route_first
 from polydraft.drafters.several.nested import MOST_LEVELS, levels
 from polydraft.engine import Ending, Method, Prompts, TargetLaw
 from polydraft.engine.loop.step import begin, step
 from polydraft.errors import InvalidParameter, UnpairedScheme
-from polydraft.probs import Noise, SamplingParams, to_probs
+from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import KeylessReader, Text
 from polydraft.schemes import IID, Coupled, Product
-from polydraft.verifiers import NaiveMatch, SharedNoise
+from polydraft.verifiers import SharedNoise
 
 VOCAB, ROWS = 24, [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8], [5]]
-
-
-def stacks(target: PreTrainedModel) -> dict[str, Drafter]:
-    """Return stacks of drafters, of which all but one draft a row alike whatever lies beside it."""
-    near, far = (HuggingFaceModel(perturbed(target, scale)) for scale in (0.05, 0.1))
-    rule, small = BlockVerification(), ModelDrafter(far)
-    text = TopDown(NaiveMatch(Given())), Chain(3)
-    return {
-        "three levels": NestedDrafter(near, NestedDrafter(far, NgramDrafter(), *text, 2), rule, Chain(2), 4),
-        "by depth": ByDepthDrafter((ModelDrafter(near), small, NgramDrafter()), (2, 2, 3)),
-        "text first": ByDepthDrafter((NgramDrafter(), RecyclingDrafter(), small), (1, 2, 1)),
-        "both": ByDepthDrafter((NestedDrafter(near, small, rule, Chain(2), 3), NgramDrafter()), (3, 4)),
-        "nested behind": ByDepthDrafter((ModelDrafter(near), NestedDrafter(far, NgramDrafter(), *text)), (2, 3)),
-        "over one cache": NestedDrafter(OverOneCache(model=near), small, rule, Chain(3), 4),
-        "over a view": NestedDrafter(few(Recent(2, 4)), small, rule, Chain(2), 4),
-        "views of views": NestedDrafter(
-            few(Recent(2, 4)),
-            NestedDrafter(few(Recent(1, 2)), NgramDrafter(), *text, 2),
-            rule,
-            Chain(2),
-        ),
-    }
 
 
 TARGET = tiny_model(vocab=VOCAB)
@@ -169,30 +144,6 @@ def test_a_member_that_fails_in_one_row_leaves_the_others_their_drafts() -> None
         found = polydraft.generate(TARGET, padded, drafter=drafter, **given)
     plain = polydraft.generate(TARGET, padded, drafter="none", **given)
     assert torch.equal(found.sequences, plain.sequences) and found.statistics.accepted > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-@pytest.mark.parametrize("name", STACKS)
-def test_sampled_texts_follow_the_target(name: str, top_p: float) -> None:
-    """Chi-square of 1500 texts of three tokens, rare ones pooled."""
-    vocab, samples = 6, 1500
-    target = tiny_model(vocab=vocab)
-    ids = torch.tensor([[2, 3, 5, 2, 3]]).repeat(samples, 1)
-    options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 1.0, "top_k": 0, "top_p": top_p}
-    found = polydraft.generate(target, ids, drafter=stacks(target)[name], seed=1, eos_token_id=None, **options)
-    assert found.statistics.accepted > 0 and not found.statistics.fallback
-    every = torch.cartesian_prod(*[torch.arange(vocab)] * 3)
-    logits = target(torch.cat([ids[:1].repeat(len(every), 1), every], dim=1)).logits[:, 4:7].detach()
-    laws = to_probs(logits, SamplingParams(top_p=top_p))
-    expected = samples * laws.gather(-1, every.unsqueeze(-1)).squeeze(-1).prod(dim=-1)
-    seen = torch.bincount(found.sequences[:, 5:] @ torch.tensor([vocab**2, vocab, 1]), minlength=vocab**3).double()
-    assert not seen[expected == 0].any()
-    rare = expected < 5
-    pooled = [torch.cat([one[~rare], one[rare].sum().unsqueeze(0)]) for one in (expected, seen)]
-    there = pooled[0] > 0
-    statistic = float(((pooled[1] - pooled[0])[there] ** 2 / pooled[0][there]).sum())
-    assert chi2.sf(statistic, int(there.sum()) - 1) > 1e-6
 
 
 def test_shared_noise_writes_what_it_would_without_drafts() -> None:

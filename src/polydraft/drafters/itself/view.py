@@ -96,11 +96,14 @@ class View:
 
         Raises:
             InvalidParameter: the target has no such layers, or fewer places than keys are chosen.
-            UnsupportedModel: it has no such variant, hands out no queries to choose keys by, or cannot branch.
+            UnsupportedModel: it has no such variant, hands out no queries to choose keys by, or cannot branch; or few
+                of its keys are to be seen, and its layers choose what they attend to.
         """
         facts = target.facts
         if not facts.branches:
             raise UnsupportedModel("A target whose text cannot branch has no keys to draft from in part.")
+        if self.keys is not None:
+            self.check_keys("this target", remembers=facts.remembers, chooses=facts.chooses)
         self.check(facts.layers, facts.context)
         if self.queries and not facts.queries:
             name = type(target).__name__
@@ -123,6 +126,24 @@ class View:
             raise InvalidParameter(
                 f"{word_of_keys(self.keys)} chooses {self.keys.budget} keys, but the target's context has "
                 f"{context}; take fewer."
+            )
+
+    def check_keys(self, name: str, *, remembers: bool, chooses: bool) -> None:
+        """Check that a target's layers have keys that such a view can read; what is a model too has keys of its own.
+
+        Args:
+            name: the target's.
+            remembers: whether layers remember in states, not by keys.
+            chooses: whether layers choose what they attend to.
+
+        Raises:
+            UnsupportedModel: they have none, or their choice would not be among those that are seen.
+        """
+        why = "remember in states" if remembers else "choose what they attend to" if chooses else ""
+        if why and not self.is_model:
+            raise UnsupportedModel(
+                f"Layers of {name} {why}, so {self.word} has no keys of theirs to draft from; take self:int8, which "
+                "keeps its own, or another drafter."
             )
 
     def check_resumes(self) -> None:

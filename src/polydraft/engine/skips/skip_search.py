@@ -1,7 +1,7 @@
 """A search for the sub-layers that a target drafts best without, kept in a study file and resumed from it."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from polydraft.trees import Chain
 SKIP_SAMPLERS = ("tpe", "gp")
 STUDY, TARGET = "polydraft skips", "target"
 CHECKED = 5
-"""How many sets are timed at the end."""
+"""How many sets are timed at the end, beside greedy addition's."""
 FALLING = 3
 """Greedy addition ends when so many additions in turn were no gain."""
 Progress = Callable[[str, int, int], None]
@@ -88,8 +88,8 @@ class FoundSkips:
     Args:
         layers: how many layers the target has.
         singles: the overlap without each single sub-layer, by its name.
-        greedy: the best set by adding single skips, the baseline.
-        best: the sets that were timed, the fastest first.
+        greedy: the best set by adding single skips, the baseline, which is timed too.
+        best: the sets that were timed, the fastest first: those that are predicted to be, and greedy addition's.
         sets: the fastest set as a skip file has it: {"layers": N, "attention": [...], "mlp": [...]}.
         trials: how many sets were proposed.
     """
@@ -132,7 +132,8 @@ def tune_skips(
     (1 - a^(g + 1)) / (1 - a) / (g t_draft + t_scoring(g + 1)). Overlaps are measured on text that the target writes
     behind the prompts, in one pass a text (`HeldOut`); times are measured once, when the search begins. First each
     single skip is measured, and single skips are added greedily, the best first; then Optuna's sampler proposes sets.
-    The five best of all are timed against plain decoding, in pairs.
+    The five best of all are timed against plain decoding, in pairs, and so is greedy addition's set, which the fastest
+    must beat.
     Approximation: the overlap is that of first drafts; later ones of a chain read the view's own keys.
     Sources: the search is that of Zhang et al., arXiv 2309.08168 (Draft & Verify), with predicted for measured time.
 
@@ -169,11 +170,11 @@ def tune_skips(
     task = _SkipSearch(model, parts, held, costs, known, settings, on_progress)
     singles, greedy = task.by_hand()
     task.sampled()
-    best = sorted(task.seen.items(), key=lambda one: -costs.speed(*one)[0])
-    timed = [task.timed(skipped, target, prompts, at + 1) for at, (skipped, _) in enumerate(best[:CHECKED])]
-    order = sorted(range(len(timed)), key=lambda at: -(timed[at].measured or 0.0))
-    sets = skip_sets(layer_set((parts[number] for number in best[order[0]][0]), model.layers))
-    return FoundSkips(model.layers, singles, greedy, tuple(timed[at] for at in order), sets, settings.trials)
+    best = sorted(task.seen, key=lambda own: -costs.speed(own, task.seen[own])[0])[:CHECKED]
+    timed = task.timed(dict.fromkeys((*best, greedy)), target, prompts)
+    order = sorted(timed, key=lambda own: -(timed[own].measured or 0.0))
+    sets = skip_sets(layer_set((parts[number] for number in order[0]), model.layers))
+    return FoundSkips(model.layers, singles, timed[greedy], tuple(timed[own] for own in order), sets, settings.trials)
 
 
 @dataclass(eq=False)
@@ -196,7 +197,7 @@ class _SkipSearch:
                 self.seen[self._skipped(trial.params)] = trial.user_attrs["overlap"]
                 self.proposed += trial.user_attrs.get("proposed", False)
 
-    def by_hand(self) -> tuple[dict[str, float], CheckedSkips]:
+    def by_hand(self) -> tuple[dict[str, float], tuple[int, ...]]:
         """Measure each single skip, and add them greedily, the one with the best prediction first."""
         singles = dict[tuple[int, ...], float]()
         for number in range(len(self.parts)):
@@ -211,7 +212,7 @@ class _SkipSearch:
             best, fallen = (own, 0) if gains else (best, fallen + (own != best))
             if fallen == FALLING:
                 break
-        return {self.parts[number].name: overlap for (number,), overlap in singles.items()}, self.described(best)
+        return {self.parts[number].name: overlap for (number,), overlap in singles.items()}, best
 
     def sampled(self) -> None:
         """Let the sampler propose sets until there are as many as asked for; a set cut short by Ctrl-C is forgotten."""
@@ -236,8 +237,17 @@ class _SkipSearch:
         names = tuple(self.parts[number].name for number in skipped)
         return CheckedSkips(names, self.seen[skipped], speed / self.costs.plain, length, measured)
 
-    def timed(self, skipped: tuple[int, ...], target: nn.Module, prompts: Sequence[Tensor], at: int) -> CheckedSkips:
-        """Time a set against plain decoding, in pairs."""
+    def timed(
+        self, sets: Iterable[tuple[int, ...]], target: nn.Module, prompts: Sequence[Tensor]
+    ) -> dict[tuple[int, ...], CheckedSkips]:
+        """Time sets against plain decoding, in pairs."""
+        found, every = dict[tuple[int, ...], CheckedSkips](), [*sets]
+        for at, skipped in enumerate(every):
+            found[skipped] = self._timed(skipped, target, prompts)
+            self.on_progress("timing the best", at + 1, len(every))
+        return found
+
+    def _timed(self, skipped: tuple[int, ...], target: nn.Module, prompts: Sequence[Tensor]) -> CheckedSkips:
         known, settings = self.described(skipped), self.settings
         drafter = SelfDrafter(View(layers=layer_set(self.parts[number] for number in skipped)))
         sampling: dict[str, Any] = {"temperature": settings.temperature, "seed": settings.seed + 1}
@@ -250,7 +260,6 @@ class _SkipSearch:
             max_new_tokens=settings.max_tokens,
             **sampling,
         )
-        self.on_progress("timing the best", at, CHECKED)
         return self.described(skipped, found.speedup)
 
     def _speed(self, skipped: tuple[int, ...]) -> float:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicIndexedLayer, LinearAttentionCacheLayerMixin
 
 from polydraft.errors import InvalidParameter, UnsupportedModel, shown
 from polydraft.models.checks.layout import cache_name, device_of, empty_window
@@ -193,6 +193,11 @@ def check_architecture(model: Any, config: PreTrainedConfig, name: str) -> None:
 def remembers(config: Any) -> bool:
     """Tell whether a model has layers with a state of constant size, as Hugging Face's cache for it says."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
+
+
+def chooses(config: Any) -> bool:
+    """Tell whether a model has layers that choose what they attend to, as Hugging Face's cache for it says."""
+    return any(isinstance(layer, DynamicIndexedLayer) for layer in DynamicCache(config=config).layers)
 
 
 def sees(model: Any, config: PreTrainedConfig | None = None) -> bool:

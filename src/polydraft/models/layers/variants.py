@@ -53,7 +53,7 @@ def check_shares_keys(model: Sharing) -> None:
     name = type(model.model).__name__
     if not model.facts.branches:
         raise UnsupportedModel(f"{name} scores chains only, so no variant of it can draft over its keys.")
-    if model.shapes is not None and len(model.shapes) > 2 * model.layers:
+    if model.facts.chooses:
         raise UnsupportedModel(
             f"Layers of {name} choose what they attend to, so no variant of it can draft over its keys."
         )
