@@ -19,6 +19,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +35,7 @@ from polydraft.bench.aligning.distilling import seconds_of_step
 from polydraft.bench.aligning.work_folder import Budget
 from polydraft.bench.speed.speed_ups import PairedRuns, speed_up
 from polydraft.drafters import ModelDrafter
+from polydraft.errors import NotConverged
 from polydraft.models import HuggingFaceModel, load_pair
 from polydraft.models.derived import without_layers
 from polydraft.probs import Noise, SamplingParams
@@ -346,10 +348,14 @@ class Bench:
             drafts = [torch.cat([draft for draft, _ in one]) for one in pieces]
             law = torch.cat([law for _, law in pieces[0]])
             some = torch.linspace(0, len(law) - 1, COUNTED).long()
-            drafts, law = [one[some].double() for one in drafts], law[some].double()
-            best = optimal_acceptance(torch.stack(drafts, -2), law / law.sum(-1, keepdim=True), Product(), len(drafts))
-            in_turn = given_to_drafts(law, drafts).sum(-1)
-            return {"several": round(float(best.mean()), 4), "in turn": round(float(in_turn.mean()), 4)}
+            found = list[tuple[float, float]]()
+            for place in some.tolist():
+                rows, own = torch.stack([one[place] for one in drafts]).double(), law[place].double()
+                with suppress(NotConverged):  # where rounding has the last word the row is left out
+                    best = optimal_acceptance(rows, own / own.sum(), Product(), len(drafts))
+                    found.append((float(best), float(given_to_drafts(own, [*rows]).sum())))
+            names = "several", "in turn"
+            return {name: round(mean(one), 4) for name, one in zip(names, zip(*found, strict=True), strict=bool(found))}
         assert isinstance(training, DraftTraining)
         parts = [
             [several_agreement(draft.clamp_min(1e-30).log(), law, count) for count in LENGTHS]

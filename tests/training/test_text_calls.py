@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from growing import TOKENS
-from text_decoder import Rooted, chain_rules, enumerated_calls, share_of_text
+from text_decoder import Rooted, chain_rules, enumerated_calls, share_of_text, step_law
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme
@@ -219,6 +219,24 @@ def test_the_gradient_of_calls_is_that_of_the_decoders(as_block: bool) -> None:
     def on_texts(given: list[Tensor]) -> Tensor:
         return on_text(PAIR, kept(path_ratios(Rooted(PAIR.target, given[0].softmax(-1)), 2, 3)), 3)
 
+    torch.testing.assert_close(by_autograd(on_texts, scores), by_differences(real, scores), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("as_block", [False, True])
+def test_the_gradient_of_accepted_drafts_is_that_of_the_decoders(as_block: bool) -> None:
+    """J of a chain of three, as a block too, by what the real rule keeps of all drafts."""
+    verifier = BlockVerification() if as_block else TopDown(SpeculativeSampling())
+    kept, scores = kept_as_block if as_block else kept_by_token, [PAIR.draft[:DEPTH].log().clone()]
+
+    def real(given: list[Tensor]) -> Tensor:
+        law = step_law(Rooted(PAIR.target, given[0].softmax(-1)), verifier, IID(), DEPTH)
+        return (torch.arange(DEPTH + 1) * law.sum(-1)).sum()
+
+    def on_texts(given: list[Tensor]) -> Tensor:
+        pair = Rooted(PAIR.target, given[0].softmax(-1))
+        return (pair.texts(DEPTH)[1] * accepted(kept(path_ratios(pair, DEPTH, DEPTH)[:, 0]))).sum()
+
+    torch.testing.assert_close(on_texts(scores), real(scores), rtol=0, atol=1e-12)
     torch.testing.assert_close(by_autograd(on_texts, scores), by_differences(real, scores), rtol=0, atol=1e-8)
 
 

@@ -149,7 +149,12 @@ def train_head(
     def after(step: int, log: Callable[[dict[str, Any]], None]) -> bool:
         if step % recipe.measure_every == 0:
             found = measured(training, held_out)
-            log({"held_out": found.efficiency, "overlaps": [round(one, 4) for one in found.overlap]})
+            log(
+                {
+                    "tokens_per_call_if_independent": found.efficiency,
+                    "overlaps": [round(one, 4) for one in found.overlap],
+                }
+            )
         return False
 
     run_steps(training, texts, folder, recipe, after, interrupted, device)
