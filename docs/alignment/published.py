@@ -34,9 +34,9 @@ from polydraft.bench import read_prompt_sets
 from polydraft.bench.aligning.distilling import seconds_of_step
 from polydraft.bench.aligning.work_folder import Budget
 from polydraft.bench.speed.speed_ups import PairedRuns, speed_up
-from polydraft.drafters import ModelDrafter
+from polydraft.drafters import BoostedDrafter, Drafter, ModelDrafter, drafter_of, owned_models
 from polydraft.errors import NotConverged
-from polydraft.models import HuggingFaceModel, load_pair
+from polydraft.models import HuggingFaceModel, load_pair, module_of
 from polydraft.models.derived import without_layers
 from polydraft.probs import Noise, SamplingParams
 from polydraft.schemes import Product
@@ -311,9 +311,13 @@ class Bench:
         A model drafts a chain, and several models their tree.
         """
         first, own = self.pair.target, self.target.model
-        chain = {} if isinstance(made.training, BoostTraining) else {"policy": polydraft.Chain(CHAIN)}
-        arms = {"plain of its target": (own, "none", {})} if own is not first else {}
-        arms = {**arms, "drafted": (own, made.drafter, chain)}
+        models: list[Any] = [module_of(one) for one in owned_models(made.drafter)]  # by the passes that are served
+        drafter: Drafter = BoostedDrafter(models)
+        chain: Line = {}
+        if len(models) == 1:
+            drafter, chain = drafter_of(models[0]), {"policy": polydraft.Chain(CHAIN)}
+        arms: Line = {"plain of its target": (own, "none", {})} if own is not first else {}
+        arms = {**arms, "drafted": (own, drafter, chain)}
         told: Line = {}
         for heat in (0.0, 1.0):
             settings: Line = {"temperature": heat, "max_new_tokens": NEW, "eos_token_id": None}

@@ -153,7 +153,10 @@ run_alignment("target", "draft", PROMPTS, plan(minutes=0.5, losses=("jsd",)), cl
 
 @pytest.mark.slow
 def test_what_is_killed_goes_on_from_its_last_checkpoint(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGKILL, as soon as the second checkpoint of the run is whole; then the same call in this process."""
+    """By SIGKILL, as soon as the second checkpoint of the run is whole; then the same call in this process.
+
+    The next checkpoint is as one that was killed in the middle of being written.
+    """
     run = here / "made-work" / "main"
     places = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", KILLED], env=places) as other:
@@ -162,6 +165,9 @@ def test_what_is_killed_goes_on_from_its_last_checkpoint(here: Path, monkeypatch
         assert other.poll() is None, "it ended before it could be killed"
         other.kill()
     last = max(int(one.parent.name.rpartition("-")[2]) for one in run.glob("checkpoint-*/trainer_state.json"))
+    half = run / f"checkpoint-{last + 1}"
+    half.mkdir(exist_ok=True)
+    (half / "trainer_state.json").write_text('{"epoch": 1.')
     curve, best = json.loads((here / "made-work" / "curve.json").read_text()), kept_best(here / "made-work")
     assert best is not None and polydraft.load("target", best).draft is not None and not Path("made").exists()
     steps, own = list[int](), runs.run_steps
