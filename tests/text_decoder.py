@@ -66,19 +66,23 @@ class Rooted:
         return self.draft[torch.arange(width), before], self.target[before], tokens
 
 
+def step_law(pair: Rooted, verifier: PathVerifier, scheme: Scheme, width: int) -> Tensor:
+    """Return how often the decoder's first step keeps so many drafts and ends with that token."""
+    draft, chance = every_growth(pair, scheme, Chain(width))  # pyright: ignore[reportArgumentType]  it proposes
+    rows = pair.rows(draft)
+    law = verifier.path_law(draft, rows)
+    mass = law.end.unsqueeze(-1) * law.next_token(draft, rows) * chance.view(-1, 1, 1)
+    return torch.stack([mass[draft.tree.valid & (draft.tree.depth == deep)].sum(0) for deep in range(width + 1)])
+
+
 def enumerated_calls(pair: Rooted, verifier: PathVerifier, scheme: Scheme, width: int, length: int) -> Tensor:
     """Return the mean number of target calls that the decoder takes for so many tokens."""
 
     @cache
     def from_root(root: int) -> tuple[tuple[int, int, Tensor], ...]:
         """Return (tokens that a step brings, the last of them, how often)."""
-        here = pair.at(root)
-        draft, chance = every_growth(here, scheme, Chain(width))  # pyright: ignore[reportArgumentType]  it proposes
-        rows = here.rows(draft)
-        law = verifier.path_law(draft, rows)
-        mass = law.end.unsqueeze(-1) * law.next_token(draft, rows) * chance.view(-1, 1, 1)
-        by_depth = [mass[draft.tree.valid & (draft.tree.depth == deep)].sum(0) for deep in range(width + 1)]
-        return tuple((deep + 1, last, by_depth[deep][last]) for deep in range(width + 1) for last in range(TOKENS))
+        found = step_law(pair.at(root), verifier, scheme, width)
+        return tuple((deep + 1, last, found[deep][last]) for deep in range(width + 1) for last in range(TOKENS))
 
     @cache
     def calls(left: int, root: int) -> Tensor:

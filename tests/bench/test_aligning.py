@@ -1,23 +1,30 @@
 """The parts of an alignment: the budget, what is kept, what a form costs, how prompts are split, and the verdict."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
+from doubles import tiny_model
 
 from polydraft.bench.aligning.distilling import stale
 from polydraft.bench.aligning.draft_card import CurvePoint, best_of, card_of, curve_lines, curve_svg
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.aligning.judging import judge, verdict_of
-from polydraft.bench.aligning.prompt_split import own_beginnings, split
+from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, split
 from polydraft.bench.aligning.work_folder import Budget, WorkFolder
 from polydraft.bench.prompts import Prompt
 from polydraft.bench.speed import SpeedRecord
 from polydraft.errors import InvalidParameter, ResultsError
-from polydraft.models import load_pair
+from polydraft.models import HuggingFaceModel, Pair, load_pair
 from polydraft.theory import tokens_per_call
+from polydraft.training.heads.shards import Shards, WritingPlan, write_shards
+
+LENGTH = 20
+Tokens = tuple[int, ...]
 
 
 def record(arm: str, prompt: str, heat: float, repeat: int, seconds: float) -> SpeedRecord:
@@ -138,6 +145,37 @@ def test_prompts_are_split_three_ways_without_sharing_one() -> None:
     assert parts.digest == split(pair, prompts, 40, seed=1).digest != split(pair, prompts, 40, seed=2).digest
     with pytest.raises(InvalidParameter, match=r"3 different prompts.*has 1"):
         split(pair, [prompts[0]] * 5, 40, seed=1)
+
+
+def three_parts(pair: Pair, target: HuggingFaceModel, parts: PromptSplit, folder: Path, seed: int) -> list[set[Tokens]]:
+    """Return the prompts that texts to learn from and to choose by were really written behind, and those that judge."""
+    writing = WritingPlan(len(parts.written) * LENGTH, LENGTH, rows=len(parts.written), seed=seed + 1)
+    files = write_shards(target, parts.written, folder, (), writing, held_out=parts.choose, heats=(1.0, 0.0))
+    found = list[set[Tokens]]()
+    for some in (files.learnt, files.held_out):
+        texts = Shards([*some], heats=True)
+        rows = [texts[number] for number in range(len(texts))]
+        found.append({tuple(row["ids"][: int(row["valid"].int().argmax())].tolist()) for row in rows})
+    return [*found, {tuple(pair.tokenizer(one.text)["input_ids"]) for one in parts.judge}]
+
+
+def shared(parts: list[set[Tokens]]) -> bool:
+    return any(one & other for one, other in itertools.combinations(parts, 2))
+
+
+@pytest.mark.parametrize("count", [3, 8, 33])
+def test_no_prompt_learns_chooses_and_judges_at_once_whatever_the_seed(count: int, tmp_path: Path) -> None:
+    """A published mistake: the text that chose the checkpoint gives the verdict as well. It is built here too."""
+    pair = load_pair()
+    target = HuggingFaceModel(tiny_model("llama", pair.target.config.vocab_size, dtype=torch.float32))
+    prompts = [Prompt(str(number), "t", f"x{number} = {number}") for number in range(count)]
+    for seed in range(4):
+        parts = split(pair, [*prompts, *prompts[:2]], LENGTH - 4, seed)
+        found = three_parts(pair, target, parts, tmp_path / str(seed), seed)
+        assert not shared(found) and sum(map(len, found)) == count and all(found)
+    texts = {tuple(pair.tokenizer(one.text)["input_ids"]): one for one in prompts}
+    chosen = replace(parts, judge=tuple(texts[ids] for ids in found[1]))
+    assert shared(three_parts(pair, target, chosen, tmp_path / "chosen", seed))
 
 
 def test_a_target_begins_texts_of_its_own_where_no_prompts_are_given() -> None:

@@ -3,10 +3,14 @@
 import errno
 import itertools
 import json
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +22,14 @@ from safetensors.torch import load_file, save_file
 from transformers import PhiConfig, PhiForCausalLM
 
 import polydraft
-from polydraft.bench.aligning import AlignPlan, alignable, kept_best, run_alignment
+from polydraft.bench.aligning import AlignPlan, alignable, aligned_draft, kept_best, run_alignment
 from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
 from polydraft.bench.aligning.alignable import wanted_forms
 from polydraft.bench.aligning.draft_card import best_of
 from polydraft.cli import main
 from polydraft.errors import InvalidParameter
+from polydraft.models import Pair
 
 Call = Callable[..., int]
 
@@ -78,6 +83,103 @@ def test_a_draft_is_tuned_judged_and_loads(here: Path) -> None:
     with pytest.raises(InvalidParameter, match="--out made is not empty"):
         plan()
     json.dumps(found.as_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [PROMPTS, None])
+def test_a_target_alone_comes_to_a_verdict(here: Path, prompts: list[str] | None) -> None:
+    """Of the forms that can pay those are tried that there is time for; without prompts the target begins its texts."""
+    found = run_alignment("target", None, prompts, plan(losses=(), temperatures=(1.0,)), clock=ticking())
+    tried = json.loads((here / "made-work" / "trials.json").read_text())
+    assert {*found.costs} == {"layers", "small", "mixing"} >= {one["form"] for one in tried}
+    assert found.form == max(tried, key=lambda one: one["value"])["form"] and found.folder == Path("made")
+    (judged,) = found.verdict.judged
+    assert {*judged.over_plain} >= {"drafts from text", "after"} and "given draft" not in judged.over_plain
+    assert f"**{found.verdict.word}**" in Path("made/README.md").read_text()
+    check_drafts(Path("made"))
+
+
+@pytest.mark.slow
+def test_the_public_call_does_the_same_and_takes_words_for_settings(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aligned_draft, "run_alignment", partial(run_alignment, clock=ticking()))
+    said = list[str]()
+    found = polydraft.align(
+        *("target", "draft"),
+        out="made",
+        work="kept",
+        prompts=PROMPTS,
+        minutes=0.2,
+        losses=["jsd"],
+        max_new_tokens=8,
+        temperatures=(1.0,),
+        say=said.append,
+    )
+    assert (found.form, found.loss, found.folder) == ("tuned", "jsd", Path("made")) and said
+    assert [one.temperature for one in found.verdict.judged] == [1.0] and kept_best(Path("kept")) is not None
+    check_drafts(Path("made"))
+
+
+@pytest.mark.slow
+def test_a_target_of_eight_bits_needs_no_gradients(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[torch.nn.Module]()
+
+    def rounded(*given: Any, **named: Any) -> Pair:
+        pair = load(*given, **{**named, "weights": "int8"})
+        seen.append(pair.target)
+        return pair
+
+    load = alignable.load
+    monkeypatch.setattr(alignable, "load", rounded)
+    found = run_alignment("target", "draft", PROMPTS, plan(losses=("jsd",), temperatures=(1.0,)), clock=ticking())
+    assert found.folder == Path("made") and max(one.score for one in found.curve) > found.curve[0].score
+    (target,) = seen
+    assert any(type(one).__name__ == "Int8Linear" for one in target.modules())
+    assert all(one.grad is None for one in target.parameters())
+    check_drafts(Path("made"))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from align_machine import PAYS, PROMPTS
+from test_align_making import plan, ticking
+from polydraft.bench.aligning import align_stages as stages, run_alignment
+stages.PASSES, stages.ROWS, stages.cost_of = 1, (4, 8), lambda *_: PAYS
+run_alignment("target", "draft", PROMPTS, plan(minutes=0.5, losses=("jsd",)), clock=ticking())
+"""
+
+
+@pytest.mark.slow
+def test_what_is_killed_goes_on_from_its_last_checkpoint(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SIGKILL, as soon as the second checkpoint of the run is whole; then the same call in this process.
+
+    The next checkpoint is as one that was killed in the middle of being written.
+    """
+    run = here / "made-work" / "main"
+    places = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", KILLED], env=places) as other:
+        while other.poll() is None and len([*run.glob("checkpoint-*/trainer_state.json")]) < 2:
+            time.sleep(0.02)
+        assert other.poll() is None, "it ended before it could be killed"
+        other.kill()
+    last = max(int(one.parent.name.rpartition("-")[2]) for one in run.glob("checkpoint-*/trainer_state.json"))
+    half = run / f"checkpoint-{last + 1}"
+    half.mkdir(exist_ok=True)
+    (half / "trainer_state.json").write_text('{"epoch": 1.')
+    curve, best = json.loads((here / "made-work" / "curve.json").read_text()), kept_best(here / "made-work")
+    assert best is not None and polydraft.load("target", best).draft is not None and not Path("made").exists()
+    steps, own = list[int](), runs.run_steps
+
+    def noted(training: Any, texts: Any, folder: Path, recipe: Any, after: Any, *others: Any) -> None:
+        own(training, texts, folder, recipe, lambda step, log: (steps.append(step), after(step, log))[1], *others)
+
+    monkeypatch.setattr(runs, "run_steps", noted)
+    found = run_alignment("target", "draft", PROMPTS, plan(minutes=0.5, losses=("jsd",)), clock=ticking())
+    assert steps[0] == last + 1 > 2, "what a checkpoint has is not taken again"
+    assert found.folder == Path("made") and [one.as_dict() for one in found.curve[: len(curve) - 1]] == curve[:-1]
+    check_drafts(Path("made"))
 
 
 @pytest.mark.parametrize("place", ["tried", "distilled", pytest.param("compare", marks=pytest.mark.slow)])

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from doubles import tiny_model
 from torch import Tensor
 
 import polydraft
@@ -98,6 +99,25 @@ def test_texts_are_the_targets_and_end_with_its_end_token() -> None:
     ended = own_texts(target(), prompts(TEXTS[:1]), params, 6, {int(new[2])}, 0)
     assert int(ended.written[0]) == new.tolist().index(int(new[2])) + 1
     assert bool((ended.tokens[0, int(ended.given[0]) + int(ended.written[0]) :] == -2).all())
+
+
+def test_text_mixed_by_token_draws_each_from_either_model() -> None:
+    """How often the target likes a token better than a model of random weights does, within four standard errors."""
+    given, many, share, params = prompts(TEXTS[:1])[0], 48, 0.4, SamplingParams(temperature=1.0)
+    other = tiny_model("llama", pair().target.config.vocab_size)
+    texts = own_texts(target(), [given] * many, params, 2, (), 3, (HuggingFaceModel(other), share)).tokens
+    for place in (len(given), len(given) + 1):
+        first, back = texts[:, :place].unique(dim=0, return_inverse=True)
+        with torch.no_grad():
+            laws = [one(first).logits[:, -1].double().softmax(-1) for one in (pair().target, other)]
+        liked = laws[0] > laws[1]
+        seen = float(liked[back, texts[:, place]].double().sum())
+        of_target, of_other = ((law * liked).sum(-1)[back] for law in laws)
+        chance = (1 - share) * of_target + share * of_other
+        error = float((chance * (1 - chance)).sum().sqrt())
+        assert abs(seen - float(chance.sum())) < 4 * error
+        for alone in (of_target, of_other):
+            assert abs(seen - float(alone.sum())) > 4 * error, "the text is neither's alone"
 
 
 def test_a_target_that_drafts_for_itself_without_loss_is_always_kept() -> None:

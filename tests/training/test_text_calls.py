@@ -1,11 +1,12 @@
 """What a chain is worth on the target's own text equals what the real decoder takes; each mistake does not."""
 
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
 from growing import TOKENS
-from text_decoder import Rooted, chain_rules, enumerated_calls, share_of_text
+from text_decoder import Rooted, chain_rules, enumerated_calls, share_of_text, step_law
 from torch import Tensor
 
 from polydraft.catalogue import every_scheme
@@ -13,11 +14,13 @@ from polydraft.schemes import IID, Product, Scheme, TopK, enumerate_drafts
 from polydraft.training.alignment.divergences import product_loss
 from polydraft.training.alignment.text_calls import (
     accepted,
+    begins,
     expected_calls,
     kept_as_block,
     kept_by_token,
     ratios,
     reached_in_draft_text,
+    replayed,
 )
 from polydraft.verifiers import BlockVerification, NaiveMatch, NodeVerifier, PathVerifier, SpeculativeSampling, TopDown
 
@@ -219,6 +222,24 @@ def test_the_gradient_of_calls_is_that_of_the_decoders(as_block: bool) -> None:
     torch.testing.assert_close(by_autograd(on_texts, scores), by_differences(real, scores), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("as_block", [False, True])
+def test_the_gradient_of_accepted_drafts_is_that_of_the_decoders(as_block: bool) -> None:
+    """J of a chain of three, as a block too, by what the real rule keeps of all drafts."""
+    verifier = BlockVerification() if as_block else TopDown(SpeculativeSampling())
+    kept, scores = kept_as_block if as_block else kept_by_token, [PAIR.draft[:DEPTH].log().clone()]
+
+    def real(given: list[Tensor]) -> Tensor:
+        law = step_law(Rooted(PAIR.target, given[0].softmax(-1)), verifier, IID(), DEPTH)
+        return (torch.arange(DEPTH + 1) * law.sum(-1)).sum()
+
+    def on_texts(given: list[Tensor]) -> Tensor:
+        pair = Rooted(PAIR.target, given[0].softmax(-1))
+        return (pair.texts(DEPTH)[1] * accepted(kept(path_ratios(pair, DEPTH, DEPTH)[:, 0]))).sum()
+
+    torch.testing.assert_close(on_texts(scores), real(scores), rtol=0, atol=1e-12)
+    torch.testing.assert_close(by_autograd(on_texts, scores), by_differences(real, scores), rtol=0, atol=1e-8)
+
+
 # --- Published mistakes ----------------------------------------------------------------------------------------------
 
 
@@ -342,6 +363,55 @@ def test_places_of_draft_text_count_as_often_as_decoding_comes_there() -> None:
     sums = [torch.zeros_like(ratio), *(size * reached_in_draft_text(ratio, size) for size in range(1, DEPTH + 1))]
     weights = torch.stack([sums[d + 1][:, d] - sums[d][:, d] for d in range(DEPTH)], -1)  # the chain that begins here
     assert float((chance * (weights * kept).sum(-1)).sum()) == pytest.approx(float(objective(SCORES, TARGET)))
+
+
+def walked(kept: list[list[float]], decay: float, *, corrects_whole: bool = False) -> Tensor:
+    """Return the weights of accepted and rejected places of one text by a walk over all that may become of its steps.
+
+    Args:
+        corrects_whole: whether the token behind a wholly accepted chain counts as corrected, as in OSD online.
+    """
+    places, found = len(kept), torch.zeros(2, len(kept) + len(kept[0]) + 1, dtype=torch.float64)
+
+    def step(start: int, chance: float) -> None:
+        if start >= places or not chance:
+            return
+        chain = [1.0, *kept[start], 0.0]
+        for count, (here, further) in enumerate(pairwise(chain)):
+            own = chance * (here - further)
+            found[0, start : start + count] += own
+            for behind in range(len(chain) - 2 - count + corrects_whole):
+                found[1, start + count + behind] += own * decay**behind
+            step(start + count + 1, own)
+
+    step(0, 1.0)
+    return found[:, :places]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.8])
+def test_replayed_places_count_as_often_as_decoding_accepts_and_rejects_them(decay: float) -> None:
+    """At a decay of 0 only the places that are corrected count: what OSD means to buffer."""
+    kept = kept_by_token(path_ratios(PAIR, 2, 5))[::20]
+    lengths = torch.full((len(kept),), 5)
+    found = torch.stack(replayed(kept, lengths, decay), 1)
+    exact = torch.stack([walked(one.tolist(), decay) for one in kept])
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+    whole = torch.stack([walked(one.tolist(), decay, corrects_whole=True) for one in kept])
+    assert float((whole - found)[:, 1].max()) > 0.05, "wholly accepted chains would count as corrected"
+    ended = replayed(kept, lengths - 1, decay)
+    for some, own in zip(ended, found.unbind(1), strict=True):
+        torch.testing.assert_close(some[:, :-1], own[:, :-1], rtol=0, atol=1e-12)
+        assert not bool(some[:, -1].any())
+
+
+def test_only_whole_chains_that_are_kept_are_without_a_correction() -> None:
+    """Calls are corrections and wholly accepted chains: OSD's count, by which every call corrects, is too large."""
+    kept = torch.cat([kept_by_token(path_ratios(PAIR, 2, 5)), torch.zeros(243, 1, 2)], 1)
+    lengths = torch.full((len(kept),), 6)
+    corrected = replayed(kept, lengths, 0.0)[1].sum(-1)
+    whole = (begins(kept) * kept[..., -1]).sum(-1)
+    torch.testing.assert_close(corrected + whole, expected_calls(kept, lengths), rtol=0, atol=1e-12)
+    assert float(whole.min()) > 0.01
 
 
 def test_products_have_the_gradient_of_their_own_sum() -> None:

@@ -58,21 +58,36 @@ def own_texts(
     tokens: int,
     ends: Collection[int],
     seed: int,
+    other: tuple[LanguageModel, float] | None = None,
 ) -> OwnTexts:
-    """Let a target write so many tokens behind each prompt, or up to an end token."""
+    """Let a target write so many tokens behind each prompt, or up to an end token.
+
+    Args:
+        other: a second model, and the chance that a token is drawn from its row in place of the target's: text mixed
+            by token (DistillSpec, arXiv 2310.08461; Online Speculative Decoding, 2310.07177, whose code draws at
+            temperature .001 and by the same numbers in each call).
+    """
     given, rows = torch.tensor([len(one) for one in prompts]), torch.arange(len(prompts))
     found = torch.full((len(prompts), int(given.max()) + tokens), NO_TOKEN)
     for row, one in enumerate(prompts):
         found[row, : len(one)] = one
-    reader = reader_of(target, len(prompts), found.shape[1] + 1)
+    writers = [(target, 1.0)] if other is None else [(target, 1 - other[1]), other]
+    readers = [reader_of(model, len(prompts), found.shape[1] + 1) for model, _ in writers]
     noise, done, written = Noise.from_seed(seed, len(prompts)), torch.zeros_like(given, dtype=torch.bool), given * 0
     with torch.inference_mode():
         for place in range(tokens):
-            text = _sent(Text(found.clamp_min(0), given + place), target)
-            scored, reader = reader.score(text, TokenTree.root_only(text.last()))
-            law = to_probs(scored.logits[:, 0].cpu(), params)
+            texts = [_sent(Text(found.clamp_min(0), given + place), model) for model, _ in writers]
+            passed = [
+                reader.score(text, TokenTree.root_only(text.last()))
+                for reader, text in zip(readers, texts, strict=True)
+            ]
+            laws = [to_probs(scored.logits[:, 0].cpu(), params) for scored, _ in passed]
+            law = sum((share * one for (_, share), one in zip(writers, laws, strict=True)), torch.zeros(()))
             token = sample(law, noise.at(place).uniform(1).squeeze(-1).cpu())
-            reader = reader.keep(text, _nothing_kept(token.to(text.tokens.device)))
+            readers = [
+                reader.keep(text, _nothing_kept(token.to(text.tokens.device)))
+                for (_, reader), text in zip(passed, texts, strict=True)
+            ]
             found[rows, given + place] = token.where(~done, NO_TOKEN)
             written += ~done
             done |= torch.isin(token, torch.tensor([*ends], dtype=token.dtype))

@@ -88,19 +88,60 @@ def expected_calls(kept: Float[Tensor, "*b n g"], lengths: Int[Tensor, "*b"]) ->
             end does not count.
         lengths: how many tokens each text has, its end token included; 0 for none, which takes no call.
     """
-    drops = -torch.nn.functional.pad(torch.nn.functional.pad(kept, (1, 0), value=1.0), (0, 1)).diff(dim=-1)
+    drops = _ends(kept)
     with torch.no_grad():
         (*_, places, width), steps = drops.shape, drops.detach()
         inside = torch.arange(places, device=kept.device) < lengths.unsqueeze(-1)
         to_come = kept.new_zeros(*kept.shape[:-2], places + width)
-        begins = torch.zeros_like(to_come)
-        begins[..., 0] = 1
         for place in reversed(range(places)):
             later = (steps[..., place, :] * to_come[..., place + 1 : place + width + 1]).sum(-1)
             to_come[..., place] = (1 + later) * inside[..., place]
-        for place in range(places):
-            begins[..., place + 1 : place + width + 1] += begins[..., place, None] * steps[..., place, :]
         behind = to_come.unfold(-1, width, 1)[..., 1 : places + 1, :]
-        weights = (begins[..., :places] * inside).unsqueeze(-1) * behind
+        weights = (begins(kept) * inside).unsqueeze(-1) * behind
     slope = (weights * drops).sum((-1, -2))
     return to_come[..., 0] + slope - slope.detach()
+
+
+def begins(kept: Float[Tensor, "*b n g"]) -> Float[Tensor, "*b n"]:
+    """Return how often a step begins at each place of a text, without gradients; arguments as of `expected_calls`."""
+    with torch.no_grad():
+        steps = _ends(kept)
+        *_, places, width = steps.shape
+        found = kept.new_zeros(*kept.shape[:-2], places + width)
+        found[..., 0] = 1
+        for place in range(places):
+            found[..., place + 1 : place + width + 1] += found[..., place, None] * steps[..., place, :]
+    return found[..., :places]
+
+
+def replayed(
+    kept: Float[Tensor, "*b n g"], lengths: Int[Tensor, "*b"], decay: float = 0.8
+) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+    """Return how much each place of a text counts as accepted, and how much as rejected, over all steps of decoding.
+
+    A step begins where the one before was corrected. Its drafts before the first rejected one are accepted, and that
+    one and those behind it are rejected, the k-th behind it counting `decay`^k. Of a chain that is kept as a whole none
+    is. Draft-OPD (arXiv 2605.29343) replays drafts so from where they failed, and learns accepted places by KL(p || q)
+    and rejected ones by KL(q || p); it draws what is accepted, of which this is the mean, and reads rejected drafts
+    where this reads the target's own text.
+
+    Args:
+        kept: as of `expected_calls`.
+        lengths: likewise.
+        decay: how much a place behind a rejected one counts in comparison with it.
+    """
+    kept = kept.detach()
+    inside = torch.arange(kept.shape[-2], device=kept.device) < lengths.unsqueeze(-1)
+    starts, failed = begins(kept) * inside, _ends(kept)
+    accepted_at, rejected_at = torch.zeros_like(starts), torch.zeros_like(starts)
+    share = torch.zeros_like(starts)
+    for depth in range(kept.shape[-1]):
+        share = decay * share + failed[..., depth]
+        for total, weight in ((accepted_at, kept[..., depth]), (rejected_at, share)):
+            total[..., depth:] += (starts * weight)[..., : total.shape[-1] - depth]
+    return accepted_at * inside, rejected_at * inside
+
+
+def _ends(kept: Float[Tensor, "*b n g"]) -> Float[Tensor, "*b n g+1"]:
+    """Return c_k - c_{k+1}, the chance that a step keeps k drafts, for k = 0 ... g."""
+    return -torch.nn.functional.pad(torch.nn.functional.pad(kept, (1, 0), value=1.0), (0, 1)).diff(dim=-1)

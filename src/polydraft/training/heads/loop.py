@@ -1,9 +1,10 @@
 """One training loop for all heads: Hugging Face's Trainer over shards, with held-out measurements while it runs."""
 
+import json
 import math
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.losses.row_losses import Learner
@@ -149,7 +149,12 @@ def train_head(
     def after(step: int, log: Callable[[dict[str, Any]], None]) -> bool:
         if step % recipe.measure_every == 0:
             found = measured(training, held_out)
-            log({"held_out": found.efficiency, "overlaps": [round(one, 4) for one in found.overlap]})
+            log(
+                {
+                    "tokens_per_call_if_independent": found.efficiency,
+                    "overlaps": [round(one, 4) for one in found.overlap],
+                }
+            )
         return False
 
     run_steps(training, texts, folder, recipe, after, interrupted, device)
@@ -201,6 +206,15 @@ def run_steps(
     )
     after_steps.trainer = trainer
     with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     if trainer.state.global_step < recipe.steps and not after_steps.enough:
         raise KeyboardInterrupt
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """Return the last checkpoint that was written to its end, if there is one; the trainer's state is written last."""
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]), reverse=True):
+        with suppress(OSError, ValueError):  # who was killed in the middle of writing leaves none, or half of it
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(path)
+    return None
