@@ -100,7 +100,8 @@ def drafter_of(work: Path, target: Any, sources: list[Tensor], steps: int, token
             name="a small BART",
         )
         made = make_head(target, sources, work / "drafter-work", out, plan)
-        (out / "made.json").write_text(json.dumps({**made.as_dict(), "seconds": made.seconds}, default=str))
+        told = {name: one for name, one in made.as_dict().items() if name != "folder"}
+        (out / "made.json").write_text(json.dumps({**told, "seconds": made.seconds}, default=str))
     model = BartForConditionalGeneration.from_pretrained(out).float().eval()
     return model, json.loads((out / "made.json").read_text())
 
