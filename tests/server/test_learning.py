@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from polydraft.training.online.taught_drafts import module_to_learn
 SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
 CANARY = "canary_87x = 'zq'"
 SHIPPED = Path(polydraft.__file__).parent / "data" / "pair"
-SOON = LearningPlan(rate=2e-3, texts=8, steps=8, least=16, held_texts=12, held_tokens=100, most_bytes=64 << 20)
+SOON = LearningPlan(texts=8, steps=8, least=16, held_texts=12, held_tokens=100, most_bytes=64 << 20)
 """A look comes within seconds."""
 
 
@@ -206,13 +207,13 @@ def test_finished_texts_are_told_and_those_that_opt_out_are_not(tmp_path: Path) 
         until(lambda: metric(found, "learn_bytes") > 0, 60)  # what is asked for behind it is learnt from again
 
 
-def worsened(kind: str, folder: Path) -> str:
+def worsened(kind: str, folder: Path, noise: float) -> str:
     """Write the shipped draft or head with noise on its weights, so that learning pays at once."""
     shutil.copytree(SHIPPED / kind, folder)
     stream, path = torch.Generator().manual_seed(4), folder / "model.safetensors"
     own = load_file(path)
     for one in (one for one in own.values() if one.ndim > 1 and one.is_floating_point()):
-        one += 0.5 * one.std() * torch.randn(one.shape, generator=stream).to(one.dtype)
+        one += noise * one.std() * torch.randn(one.shape, generator=stream).to(one.dtype)
     save_file(own, path, {"format": "pt"})
     return str(folder)
 
@@ -245,18 +246,20 @@ def check_canary(folder: Path, said: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.parametrize(("kind", "noise", "rate"), [("draft", 0.5, 2e-3), ("head", 0.3, 5e-4)])
 def test_a_learner_in_its_own_process_swaps_by_its_own_looks_and_may_be_killed(
     kind: str,
+    noise: float,
+    rate: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """All of its texts have a canary in them, which is in no file, log or metric."""
-    monkeypatch.setattr(learners, "run_learner", partial(learning.run_learner, plan=SOON))
+    monkeypatch.setattr(learners, "run_learner", partial(learning.run_learner, plan=replace(SOON, rate=rate)))
     folder, prompts = tmp_path / "learnt", canary_prompts(24, 16)
-    draft = worsened(kind, tmp_path / "draft")
+    draft = worsened(kind, tmp_path / "draft", noise)
     greedy = {"prompt": prompts[:4], "temperature": 0.0, "max_tokens": 24, "learn": False}
     app = build_app(Settings(target="pair", draft=draft, learn=str(folder), threads=1))
     with caplog.at_level(logging.DEBUG), TestClient(app) as found:
