@@ -417,20 +417,6 @@ def test_the_gate_passes_nothing_that_saves_nothing(tmp_path: Path) -> None:
     assert levels == sorted(levels), "later looks ask for more"
 
 
-def test_a_text_that_was_not_to_be_learnt_from_leaves_no_trace(tmp_path: Path) -> None:
-    """What opts out never reaches the learner: with the others alone it knows the same to the bit."""
-    found = list[str]()
-    for place in range(2):
-        one = learner(tmp_path / str(place))
-        for lesson in lessons()[:100]:
-            one.hear(lesson)
-        for _ in range(3):
-            one.step()
-        found.append(one.digest())
-    one.hear(lessons()[200])
-    assert found[0] == found[1] != one.digest()
-
-
 def test_facts_hold_no_text(tmp_path: Path) -> None:
     one = filled(tmp_path)
     until_swapped(one)
