@@ -2,24 +2,31 @@
 
 import itertools
 import logging
+import os
+import shutil
+import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from safetensors.torch import load_file, save_file
 from serving import PROMPT, ask, chunks, client, error, until
 
+import polydraft
 from polydraft.engine import as_drafter, load
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import load_pair
 from polydraft.models.checkpoints.weight_versions import VersionFolder, weights_of
 from polydraft.options.commands.serve_options import folder_of_versions
-from polydraft.server import Settings
+from polydraft.server import Settings, build_app
 from polydraft.server.front import learners
 from polydraft.server.front.learners import LearnerPlace
 from polydraft.server.front.metrics import Metrics, Timing
@@ -27,10 +34,15 @@ from polydraft.server.front.tickets import Attempt, Ticket
 from polydraft.server.worker import learning
 from polydraft.server.worker.asks import Ask, Event, Speculation, Stop
 from polydraft.server.worker.teaching import Teaching
-from polydraft.training.online.lesson_buffer import LessonBuffer
+from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText
+from polydraft.training.online.online_learning import LearningPlan, OnlineLearner
 from polydraft.training.online.taught_drafts import module_to_learn
 
 SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
+CANARY = "canary_87x = 'zq'"
+SHIPPED = Path(polydraft.__file__).parent / "data" / "pair"
+SOON = LearningPlan(texts=8, steps=8, least=16, held_texts=12, held_tokens=100, most_bytes=64 << 20)
+"""A look comes within seconds."""
 
 
 @contextmanager
@@ -195,21 +207,148 @@ def test_finished_texts_are_told_and_those_that_opt_out_are_not(tmp_path: Path) 
         until(lambda: metric(found, "learn_bytes") > 0, 60)  # what is asked for behind it is learnt from again
 
 
-def test_a_canary_is_in_no_file_log_or_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    canary = "canary_87x = 'zq'"
+def worsened(kind: str, folder: Path, noise: float) -> str:
+    """Write the shipped draft or head with noise on its weights, so that learning pays at once."""
+    shutil.copytree(SHIPPED / kind, folder)
+    stream, path = torch.Generator().manual_seed(4), folder / "model.safetensors"
+    own = load_file(path)
+    for one in (one for one in own.values() if one.ndim > 1 and one.is_floating_point()):
+        one += noise * one.std() * torch.randn(one.shape, generator=stream).to(one.dtype)
+    save_file(own, path, {"format": "pt"})
+    return str(folder)
+
+
+def canary_prompts(learnt: int, held_out: int) -> list[str]:
+    """Return prompts with the canary in them, so many of which are for learning, and so many for choosing."""
+    tokenizer, found, left = load_pair().tokenizer, list[str](), [learnt, held_out]
+    for number in itertools.count():
+        prompt = f"{CANARY}\nx{number} ="
+        ids = tuple(tokenizer(prompt).input_ids)
+        held = TaughtText(ids, len(ids), 1.0, torch.zeros(0)).is_held_out
+        if left[held]:
+            left[held] -= 1
+            found.append(prompt)
+        if not any(left):
+            return found
+    raise AssertionError
+
+
+def check_canary(folder: Path, said: str) -> None:
+    """Check that the canary is in no file of a folder and in nothing that was said: not its text, nor its tokens."""
     tokenizer = load_pair().tokenizer
-    ids = tokenizer(canary, add_special_tokens=False).input_ids
+    ids, whole = tokenizer(CANARY, add_special_tokens=False).input_ids, tokenizer(canary_prompts(1, 0)[0]).input_ids
+    assert len(ids) > 3 and repr(ids)[1:-1] in repr(whole), "prompts hold these tokens"
+    kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    spelt = [torch.tensor(ids, dtype=kind).numpy().tobytes() for kind in (torch.int16, torch.int32, torch.int64)]
+    written = [CANARY, repr(ids)[1:-1], ",".join(map(str, ids)), " ".join(map(str, ids))]
+    assert len(kept) > 1000 and not any(one in said for one in written)
+    assert not any(one in kept for one in [*spelt, *(one.encode() for one in written)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "noise", "rate"), [("draft", 0.5, 2e-3), ("head", 0.3, 5e-4)])
+def test_a_learner_in_its_own_process_swaps_by_its_own_looks_and_may_be_killed(
+    kind: str,
+    noise: float,
+    rate: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """All of its texts have a canary in them, which is in no file, log or metric."""
+    monkeypatch.setattr(learners, "run_learner", partial(learning.run_learner, plan=replace(SOON, rate=rate)))
+    folder, prompts = tmp_path / "learnt", canary_prompts(24, 16)
+    draft = worsened(kind, tmp_path / "draft", noise)
+    greedy = {"prompt": prompts[:4], "temperature": 0.0, "max_tokens": 24, "learn": False}
+    app = build_app(Settings(target="pair", draft=draft, learn=str(folder), threads=1))
+    with caplog.at_level(logging.DEBUG), TestClient(app) as found:
+        place = app.state.desk.learner
+
+        def soon(true: Callable[[], bool]) -> None:
+            """Wait, with a learner that is as fast as others, where that may be: beside other work it stands still."""
+
+            def found_so() -> bool:
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, place.pid or 0, os.getpriority(os.PRIO_PROCESS, 0))
+                return true()
+
+            until(found_so, 500)
+
+        written, first = [one["text"] for one in ask(found, **greedy)["choices"]], told(ask(found, **SAMPLED))
+        assert first[1].startswith("0-") and first[1].endswith(".0")
+        ask(found, prompt=prompts, temperature=1.0, seed=1, max_tokens=24)
+        soon(lambda: metric(found, "learn_swaps_total") >= 1)
+        versions = VersionFolder(folder)
+        versions.pin(versions.in_use().version)  # from here on the learner rests, so that the version stays
+        text, version = told(ask(found, **SAMPLED))
+        own = versions.in_use()
+        assert version == f"{own.version}.{own.look}" and versions.version(own.version).facts["saving"] > 0.01
+        assert told(ask(found, **SAMPLED, speculative={"version": version})) == (text, version)
+        assert told(ask(found, **SAMPLED, speculative={"version": first[1]})) == first
+        assert [one["text"] for one in ask(found, **greedy)["choices"]] == written
+
+        before, texts = place.pid, metric(found, "learn_texts_total")
+        os.kill(before, signal.SIGKILL)
+        assert told(ask(found, **SAMPLED)) == (text, version)
+        soon(lambda: metric(found, "learn_restarts_total") == 1 and place.pid != before)
+        ask(found, prompt=prompts[0], max_tokens=4)
+        soon(lambda: metric(found, "learn_texts_total") > texts)
+        assert told(ask(found, **SAMPLED)) == (text, version) and not place.off
+        said = found.get("/metrics").text
+    check_canary(folder, said + caplog.text + "".join(capfd.readouterr()))
+
+
+def test_a_canary_is_in_no_file_log_or_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), learning_client(tmp_path) as found:
-        ask(found, prompt=canary, max_tokens=4)
+        ask(found, prompt=CANARY, max_tokens=4)
         until(lambda: metric(found, "learn_texts_total") >= 1, 60)
         add_version(tmp_path, 1, 1)
-        ask(found, prompt=canary, max_tokens=4)
+        ask(found, prompt=CANARY, max_tokens=4)
         said = found.get("/metrics").text + caplog.text
-    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    spelt = [torch.tensor(ids, dtype=kind).numpy().tobytes() for kind in (torch.int16, torch.int32, torch.int64)]
-    written = [repr(ids)[1:-1], ",".join(map(str, ids)), " ".join(map(str, ids))]
-    assert len(ids) > 3 and canary not in said and not any(one in said for one in written)
-    assert not any(one in kept for one in [canary.encode(), *spelt, *(one.encode() for one in written)])
+    check_canary(tmp_path, said)
+
+
+def test_what_opts_out_or_goes_to_another_folder_leaves_a_learner_as_if_it_had_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same texts it knows the same to the bit, and learns the same from them."""
+    keys, made = {"keys": ("mine", "other"), "unlearnt_keys": ("other",)}, dict[str, OnlineLearner]()
+    own, never = learning._learner, LearningPlan(least=10**6)
+
+    def kept(settings: Settings, folder: VersionFolder, _: object) -> OnlineLearner:
+        made[folder.path.name] = own(settings, folder, never)
+        return made[folder.path.name]
+
+    monkeypatch.setattr(learning, "_learner", kept)
+
+    def post(found: TestClient, number: int, key: str = "mine", **fields: Any) -> str:
+        body = {"prompt": f"{PROMPT}# {number}", "max_tokens": 8, "temperature": 1.0, "seed": number, **fields}
+        answer = found.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+        return told(answer.json())[1]
+
+    def heard(found: TestClient, number: int, most: int) -> None:
+        post(found, number)
+        until(lambda: metric(found, "learn_texts_total") == most, 60)
+
+    with learning_client(tmp_path / "alone", **keys) as found:
+        for number in range(4):
+            heard(found, number, number + 1)
+    with learning_client(tmp_path / "beside", **keys) as found, learning_client(tmp_path / "others", **keys) as others:
+        for number in range(4):
+            post(found, 10 + number, learn=False)
+            post(found, 20 + number, cache_salt="a")
+            post(found, 30 + number, "other")
+            heard(others, 40 + number, number + 1)
+            heard(found, number, number + 1)
+        assert post(others, 1) == post(found, 1, learn=False), "neither has learnt anything"
+        name = add_version(tmp_path / "others", 1, 1)
+        assert post(others, 1, learn=False) == name != post(found, 1, learn=False)
+    for _ in range(2):
+        assert made["alone"].digest() == made["beside"].digest() != made["others"].digest()
+        for one in made.values():
+            one.step()
+    assert not VersionFolder(tmp_path / "beside").versions()
 
 
 def test_without_learning_nothing_of_it_runs(app: TestClient) -> None:

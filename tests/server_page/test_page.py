@@ -13,7 +13,7 @@ from server_page.texts import NASTY, SCRIPTS, STORY, other_text
 pytestmark = pytest.mark.browser
 
 PAGE = Path(__file__).parents[2] / "src" / "polydraft" / "server" / "page"
-MOST_BYTES = 98_500
+MOST_BYTES = 101_000
 
 
 def last_body(server) -> dict:
@@ -847,3 +847,46 @@ def test_axe_finds_nothing(open_page: Callable, axe: str, scheme: str) -> None:
     send(page, "hi", wait=False)
     alert(page)
     assert violations() == []
+
+
+def test_where_the_draft_learns_tokens_per_call_are_told_over_time_with_swaps(open_page: Callable, server) -> None:
+    """Of all texts of the server; where none was written in the last minute there is no number."""
+    told = iter([("NaN", 0), (2.0, 0), (2.1, 0), (2.6, 3), (2.7, 3)])
+
+    def metrics(route) -> None:
+        call, version = next(told, (2.2, 0))
+        rows = [("tokens_per_call", call), ("learn_version", float(version)), ("learn_version_total", 9.0)]
+        lines = ["# TYPE polydraft:tokens_per_call gauge"]
+        lines += [f'polydraft:{name}{{model_name="a}} b"}} {value}' for name, value in rows]
+        route.fulfill(body="\n".join(lines) + "\n", content_type="text/plain")
+
+    def watch(page) -> None:
+        with urllib.request.urlopen(server.url + "polydraft/options") as found:
+            offer = {**json.load(found), "learns": True}
+        page.clock.install()
+        page.route("**/metrics", metrics)
+        page.route("**/polydraft/options", lambda route: route.fulfill(json=offer))
+
+    page = open_page(watch=watch)
+    assert page.locator(".meter").count() == 3
+    later = "changed at minute 0.3 to version 3, minute 0.4 to version 0"
+    for number, (said, swaps) in enumerate(
+        [
+            ("\u2013; version 0 of the draft", 0),
+            ("2.00; version 0 of the draft", 0),
+            ("2.10; version 0 of the draft", 0),
+            ("2.60; version 3 of the draft; changed at minute 0.3 to version 3", 1),
+            ("2.70; version 3 of the draft; changed at minute 0.3 to version 3", 1),
+            (f"2.20; version 0 of the draft; {later}", 2),
+        ]
+    ):
+        page.clock.run_for(5000)  # then the page asks, and draws a little later
+        seen = "document.querySelector('.meter:nth-child(4) svg')?.getAttribute('aria-label')"
+        for _ in range(100):
+            page.wait_for_timeout(20)
+            page.clock.run_for(10)
+            if page.evaluate(seen) == f"Tokens per call over time: {said}":
+                break
+        assert page.evaluate(seen) == f"Tokens per call over time: {said}", number
+        assert page.locator(".meter:nth-child(4) path.mark").count() == swaps
+    assert page.locator(".meter:nth-child(4) .name").all_text_contents() == ["plain", "3", "version 0"]

@@ -62,6 +62,7 @@ def page_options(settings: Settings, told: Mapping[str, Any]) -> dict[str, Any]:
         "verifiers": [{"word": word, "meaning": _meaning(catalogue.rule_line(word).make)} for word in rules],
         "trees": [example for line in tables.POLICIES for example in line.examples[:1]],
         "chat": bool(told.get("chat")),
+        "learns": settings.learn is not None,
         "context": told.get("context"),
         "defaults": {
             "drafter": settings.drafter_word,  # None: by model and temperature

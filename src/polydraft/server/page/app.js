@@ -2,7 +2,7 @@
 
 import { Comparison } from "./compare.js";
 import { Figures } from "./figures.js";
-import { healthy, options, Run } from "./run.js";
+import { healthy, learning, options, Run } from "./run.js";
 import { field, Mistake, Settings } from "./settings.js";
 import { counted, get, Painter, Palette, visible } from "./text.js";
 
@@ -26,6 +26,7 @@ let conversation = []; // the chat: [words, run]
 let running = null; // the run under way
 let following = true; // whether the page scrolls with the text
 let dirty = false;
+let learns = false; // whether the server's draft learns
 
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 
@@ -369,6 +370,7 @@ async function load() {
   try {
     const offer = await options(settings.key);
     settings.offer(offer);
+    learns = Boolean(offer.learns);
     get("target").textContent = [offer.target, offer.context && `context ${counted(offer.context, "token")}`].filter(Boolean).join(" \u00b7 ");
     const chat = document.querySelector("input[name=mode][value=chat]");
     chat.disabled = offer.chat === false;
@@ -393,6 +395,13 @@ setInterval(async () => {
   if (await healthy()) return;
   await new Promise((resolve) => setTimeout(resolve, 500)); // one lost answer is no proof
   if (!(await healthy()) && !running) connection.lost();
+}, 5000);
+
+// Where the draft learns, ask what it comes to.
+setInterval(async () => {
+  if (!learns || connection.away || document.hidden) return;
+  const found = await learning().catch(() => null);
+  if (found) figures.learnt(...found);
 }, 5000);
 
 // Controls

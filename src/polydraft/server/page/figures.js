@@ -114,8 +114,8 @@ class Meter {
 }
 
 class Line extends Meter {
-  /** Draw lines [{points, kind, name}] with a grid; `base` is a value that is marked. */
-  draw(lines, { from = 0, to, unit, base } = {}) {
+  /** Draw lines [{points, kind, name}] with a grid; `base` is a value that is marked, and `marks` are places [x, name]. */
+  draw(lines, { from = 0, to, unit, base, marks = [] } = {}) {
     const { left, right, top, bottom } = this.frame();
     if (!lines.some(({ points }) => points.length)) {
       this.chart.replaceChildren(svg("path", { class: "grid", d: `M${left} ${bottom}H${right}` }));
@@ -131,6 +131,10 @@ class Line extends Meter {
     const last = end < 10 ? +end.toFixed(1) : Math.round(end);
     parts.push(this.text(right, this.height - 2, unit === "s" ? `${last} s` : counted(last, unit)));
     if (base !== undefined) parts.push(svg("path", { class: "base", d: `M${left} ${Y(base)}H${right}` }), this.text(right, Y(base) - 4, "plain", "end", "tick name"));
+    for (const [x, name] of marks) {
+      const [way, anchor] = X(x) > (left + right) / 2 ? [-4, "end"] : [4, "start"];
+      parts.push(svg("path", { class: "base mark", d: `M${X(x)} ${top}V${bottom}` }), this.text(X(x) + way, bottom - 5, name, anchor, "tick name"));
+    }
     for (const { points, kind, name } of lines) {
       const kept = thin(points);
       if (!kept.length) continue;
@@ -164,9 +168,12 @@ class Bars extends Meter {
   }
 }
 
-/** All three, for a run and, where there is one, its plain twin. */
+/** All three, for a run and, where there is one, its plain twin; and one of all texts, where the draft learns. */
 class Charts {
+  #notes = []; // [minutes, tokens per call, version]
+
   constructor(box) {
+    this.box = box;
     this.speed = new Line(box, "Tokens per second", "average; the line shows the last 12 steps",
       "A token is a word or a part of one. The number counts all tokens of the answer, over the time since the model took up your message.");
     this.call = new Line(box, "Tokens per call", "1 without drafts",
@@ -175,7 +182,24 @@ class Charts {
       "A guess for the next token has depth 1, a guess for the token after it depth 2, and so on. A bar says how often a guess of its depth was kept, in the steps that had kept one at every depth before. The number is depth 1.");
   }
 
+  /** Take what a server that learns says of its last minute; what is older than two hours is forgotten. */
+  learnt(call, version) {
+    this.learning ??= new Line(this.box, "Tokens per call over time", "of all texts in the last minute",
+      "The draft of this server learns from finished texts. The line shows what all texts of the server brought per call since this page was opened. A dashed line is where another version of the draft came into use, with its number.");
+    this.#notes.push([(performance.now() - (this.begun ??= performance.now())) / 60000, call, version]);
+    if (this.#notes.length > 1440) this.#notes.shift();
+  }
+
+  #over() {
+    const notes = this.#notes;
+    const marks = notes.filter(([, , version], i) => i && version !== notes[i - 1][2]).map(([x, , version], i, all) => [x, `${i + 1 < all.length ? "" : "version "}${version}`, version]);
+    const points = notes.filter(([, call]) => Number.isFinite(call));
+    this.learning.draw([{ points, kind: "" }], { from: notes[0][0], to: notes.at(-1)[0], unit: "minute", base: 1, marks });
+    this.learning.say(number(notes.at(-1)[1], 2), `; version ${notes.at(-1)[2]} of the draft${marks.length ? `; changed at ${marks.map(([x, , version]) => `minute ${x.toFixed(1)} to version ${version}`).join(", ")}` : ""}`);
+  }
+
   draw(run, plain) {
+    if (this.learning) this.#over();
     const steps = run?.steps ?? [];
     const fast = speeds(steps);
     const slow = plain ? speeds(plain.steps) : [];
@@ -251,6 +275,12 @@ export class Figures {
   reveal() {
     const box = get("tree-box").getBoundingClientRect();
     if (box.top < 0 || box.bottom > innerHeight) get("tree-title").scrollIntoView({ behavior: this.calm() ? "auto" : "smooth" });
+  }
+
+  /** Take what a server that learns says of itself. */
+  learnt(call, version) {
+    this.charts.learnt(call, version);
+    this.touch();
   }
 
   /** Draw a plain run's speed beside. */

@@ -92,6 +92,12 @@ async function* chunks(path, request, { key, signal }) {
 /** What the server can do. */
 export const options = async (key) => (await ask("polydraft/options", key, {})).json();
 
+/** Of a server that learns: tokens per call of all texts in the last minute, and the version of the draft. */
+export async function learning() {
+  const text = await (await ask("metrics", "", {})).text();
+  return ["tokens_per_call", "learn_version"].map((name) => Number(text.match(new RegExp(`^polydraft:${name}\\{.*\\} (\\S+)$`, "m"))?.[1]));
+}
+
 /** Whether the server is well. */
 export async function healthy() {
   try {
