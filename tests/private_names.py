@@ -103,6 +103,13 @@ PRIVATE = (
     Private("_convert_weight_to_int4pack_for_cpu", "torch", "2.14.1", of("torch:ops.aten"), "targets of four bits"),
     Private("_reorder_linear_weight", "torch", "2.14.1", of("torch:ops.mkldnn"), "packed weights on a CPU"),
     Private("_linear_pointwise", "torch", "2.14.1", of("torch:ops.mkldnn"), "the product with packed weights"),
+    Private(
+        "_is_mkldnn_bf16_supported",
+        "torch",
+        "2.14.1",
+        of("torch:ops.mkldnn"),
+        "whether oneDNN may multiply in bfloat16",
+    ),
     Private("_is_avx512_bf16_supported", "torch", "2.14.1", of("torch:cpu"), "half precision in Muon on a CPU"),
     Private("_type_traits", "gguf", "0.19.0", of("gguf.quants:"), "which quantisations can be read"),
     Private(
