@@ -21,6 +21,7 @@ from polydraft.reading import Text
 from polydraft.schemes import enumerate_drafts
 from polydraft.trees import Draft, LearningPolicy, TreePolicy, Verdict
 from polydraft.verifiers import PathVerifier
+from polydraft.verifiers.trees.lifts import PathLaw
 
 Law = dict[tuple[int, ...], float]
 HOT = SamplingParams()
@@ -140,6 +141,23 @@ class Choices:
                 self.made.append((left[0], chances))
                 return True
         return False
+
+
+@dataclass(frozen=True)
+class OfLaw:
+    """A rule whose verdicts follow another law than its own: a wrong one, which tests must catch."""
+
+    rule: PathVerifier
+    law: type[PathLaw]
+    lossless = True
+    name = "not lossless"
+
+    @property
+    def scheme(self) -> Any:
+        return self.rule.scheme
+
+    def path_law(self, draft: Draft, target_probs: Tensor) -> PathLaw:
+        return self.law(**vars(self.rule.path_law(draft, target_probs)))
 
 
 @dataclass(frozen=True)

@@ -253,8 +253,8 @@ def cells(texts: Sequence[Line], arm: str) -> list[str]:
 
 
 def passes(texts: Sequence[Line], arm: str) -> tuple[str, str]:
-    """Return what a level of a single text's chain takes, and what verifying it does, in plain passes; else nothing."""
-    own = [one for one in texts if one["arm"] == arm and one["batch"] == 1]
+    """Return what a level of a chain takes, and verifying it, in plain passes of as many rows; else nothing."""
+    own = [one for one in texts if one["arm"] == arm]
     if not own or EVERY[arm].get("policy") != CHAIN:
         return "", ""
     plain = {(one["burst"], one["turn"], one["temperature"]): one for one in texts if one["arm"] == PLAIN}
@@ -292,16 +292,16 @@ def tables() -> str:
         head = [
             "arm",
             *(f"T = {T:g}: tokens/s | speed-up | tokens per call" for T in of),
-            *(["c | v"] if batch == 1 else []),
+            "c | v",
             *(["memory"] if used else []),
         ]
         rows = f" in each of {batch} rows" if batch > 1 else ""
         made += [f"\n{known:,} known tokens{rows}, rounds: {counts}.\n\n| {' | '.join(head)} |\n"]
-        made += ["|" + "---|" * (1 + 3 * len(of) + 2 * (batch == 1) + bool(used)) + "\n"]
+        made += ["|" + "---|" * (1 + 3 * len(of) + 2 + bool(used)) + "\n"]
         every = [one for own in of.values() for one in own]
         for arm in (arm for arm in EVERY if any(one["arm"] == arm for one in every)):
             row = [cell for own in of.values() for cell in cells(own, arm)]
-            row += passes(every, arm) if batch == 1 else ()
+            row += passes(every, arm)
             row += (
                 [f"{used[arm]:,} MB" if arm == PLAIN else f"{used[arm] - used[PLAIN]:+,} MB"]
                 if arm in used

@@ -1,13 +1,13 @@
 """The law of stacks of drafters: one step over all draws of all loops, with every lossless rule for chains."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from choices import Choices, Chosen, Toy, distance, law_of
+from choices import Choices, Chosen, OfLaw, Toy, distance, law_of
 from doubles import OverOneCache
 from key_views import few
 from torch import Tensor
@@ -129,23 +129,9 @@ def test_a_neighbour_with_another_text_leaves_a_rows_law_alone(stack: str) -> No
 # --- What the cases above would find ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class MiddleInsteadOfResidual:
-    """A rule that draws the token behind a rejection from the law itself, as TriForce's published loop does inside."""
-
-    rule: PathVerifier
-    lossless = True
-    name = "not lossless"
-
-    @property
-    def scheme(self) -> Any:
-        return self.rule.scheme
-
-    def path_law(self, draft: Draft, target_probs: Tensor) -> "PathLaw":
-        return WholeRow(**vars(self.rule.path_law(draft, target_probs)))
-
-
 class WholeRow(PathLaw):
+    """Draws the token behind a rejection from the law itself, as TriForce's published loop does inside."""
+
     def next_token(self, draft: Draft, target_probs: Tensor) -> Tensor:
         return target_probs
 
@@ -187,7 +173,7 @@ class DropsAbove(ByDepthDrafter):
 @pytest.mark.parametrize("rule", [BlockVerification(), TopDown(SpeculativeSampling())], ids=["block", "token by token"])
 def test_the_middles_law_in_the_place_of_its_residual_is_caught(rule: PathVerifier) -> None:
     stack = lambda choices: NestedDrafter(  # noqa: E731
-        MIDDLE, ModelDrafter(SMALL), Chosen(MiddleInsteadOfResidual(rule), choices), ONE, 2
+        MIDDLE, ModelDrafter(SMALL), Chosen(OfLaw(rule, WholeRow), choices), ONE, 2
     )
     law, _ = law_of(TARGET, stack, rule, Chain(2), [TEXT], NEW, steps=1)
     assert distance(law, TARGET.texts(TEXT, NEW)) > 0.002

@@ -1,13 +1,13 @@
 """Texts drafted over few keys follow the target's law: over all draws of several steps, and in many sampled texts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from choices import Law, Toy, distance, law_of
+from choices import Law, OfLaw, Toy, distance, law_of
 from doubles import tiny_model
 from heads import adapter_drafter
 from key_views import few, text_of
@@ -203,23 +203,9 @@ class PaddedComb(SelfDrafter):
         return replace(drawn, tree=tree, atoms=atoms, probs=probs, shortlist=listed), after
 
 
-@dataclass(frozen=True)
-class RawBonus:
+class RawAtLeaves(PathLaw):
     """SWIFT's token behind a path that was accepted to its end: drawn from the row without its temperature."""
 
-    rule: PathVerifier
-    lossless = True
-    name = "not lossless"
-
-    @property
-    def scheme(self) -> Any:
-        return self.rule.scheme
-
-    def path_law(self, draft: Draft, target_probs: Tensor) -> PathLaw:
-        return RawAtLeaves(**vars(self.rule.path_law(draft, target_probs)))
-
-
-class RawAtLeaves(PathLaw):
     def next_token(self, draft: Draft, target_probs: Tensor) -> Tensor:
         raw, inner = target_probs**HEAT, (draft.tree.children >= 0).any(-1, keepdim=True)
         return super().next_token(draft, target_probs).where(inner, raw / raw.sum(-1, keepdim=True))
@@ -253,7 +239,7 @@ def test_padding_that_is_tested_as_a_draft_biases_the_text() -> None:
 
 def test_a_bonus_from_the_raw_row_biases_the_text() -> None:
     target, prompt, laws = Cold(), [0, 2, 1, 1], [TargetLaw(SamplingParams(temperature=HEAT))]
-    for rule, low, high in ((WHOLE, -1, 1e-12), (RawBonus(WHOLE), 0.02, 1)):
+    for rule, low, high in ((WHOLE, -1, 1e-12), (OfLaw(WHOLE, RawAtLeaves), 0.02, 1)):
         found, failures = law_of(target, few(Recent(0, 2)), rule, Chain(1), [prompt], 2, steps=1, laws=laws)
         assert not failures and low < distance(found, target.texts(prompt, 2)) < high
 
