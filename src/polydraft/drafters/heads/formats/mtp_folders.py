@@ -1,6 +1,7 @@
 """MTP modules: those inside a target's own checkpoint, and folders that hold modules alone.
 
     DeepSeek-V3, GLM-4.5, ...  model.layers.{N+m}.{enorm,hnorm,eh_proj,shared_head.norm}, the layer's tensors beside
+    Nemotron-H                 mtp.layers.{i}.{enorm,hnorm,eh_proj} of the first layer, final_layernorm of the last
     Qwen3-Next, Qwen3.5        mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}, mtp.layers.{m}.*
     MiMo                       model.mtp_layers.{m}.{token_layernorm,hidden_layernorm,input_proj,final_layernorm}, ...
     speculators                mtp_layers.{m}. and MiMo's names, but the embedding is joined first
@@ -12,7 +13,7 @@ own class; those in a folder of their own, ours or speculators', are Llama's or 
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -47,11 +48,6 @@ from polydraft.models import (
 LAYERS = ("llama", "qwen2", "qwen3")
 """Kinds of layers in folders of their own."""
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "Nemotron-H": (
-        r"(language_model\.)?mtp\.layers\.\d+\.(enorm|hnorm|eh_proj|final_layernorm)\.",
-        "each is several blocks in a row, attention without positions and then experts, and a module here is one layer "
-        "that turns its positions",
-    ),
     "Step": (
         r"model\.(language_model\.)?layers\.\d+\.(transformer|shared_head\.output)\.",
         "their layers see the newest tokens alone, within sliding_window, and turn positions in a way of their own, "
@@ -65,8 +61,8 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 }
 """Families whose modules are known and not read: what their tensors are called, and what is missing.
 
-Sources: vllm-project/vllm, `nemotron_h_mtp.py`, `step3p5_mtp.py` and `mimo_v2_mtp.py`; huggingface/transformers,
-`nemotron_h`, `step3p7` and `mimo_v2_flash`.
+Sources: vllm-project/vllm, `step3p5_mtp.py` and `mimo_v2_mtp.py`; huggingface/transformers, `step3p7` and
+`mimo_v2_flash`.
 """
 RENAMED = (
     (".attention.dense.", ".self_attn.o_proj."),
@@ -74,8 +70,12 @@ RENAMED = (
     (".mlp.gate.expert_bias", ".mlp.gate.e_score_correction_bias"),
 )
 """What Bailing's checkpoints call tensors of a layer otherwise than its class does; it is renamed in this order."""
-EXPERTS = "experts.gate_up_proj", "experts.down_proj"
-"""What transformers keeps all experts of a layer in, one behind the other."""
+EXPERTS = {"experts.gate_up_proj": ("gate_proj", "up_proj")} | {
+    f"experts.{part}": (part,) for part in ("up_proj", "down_proj")
+}
+"""What transformers keeps all experts of a layer in, one behind the other, and the parts that checkpoints hold."""
+INNER = "language_model."
+"""What may stand before the names of a text model inside a larger one."""
 SCALES = "scale_inv", "scale", ".scales", ".qweight"
 """How tensors' names end in checkpoints with quantised weights."""
 STATES = "normed", "raw"
@@ -92,9 +92,11 @@ class Family:
         promised: what its configuration calls the number of modules.
         root: before all of their tensors.
         block: before the tensors of a module's layer; `{at}` stands for its number.
-        names: of the other parts, by `MtpModule`'s names; without `{at}` they are shared by all modules.
+        names: of the other parts, by `MtpModule`'s names; without a number they are shared by all modules. `{at}` is
+            that of a module's first layer, `{end}` that of its last.
         behind: whether modules are counted on from the target's layers.
         hidden_first: whether the hidden state is joined before the embedding.
+        chained: where a module is several layers, what the configuration calls the list of their kinds.
     """
 
     promised: str
@@ -103,14 +105,19 @@ class Family:
     names: Mapping[str, str]
     behind: bool = False
     hidden_first: bool = False
+    chained: str = ""
 
-    def numbers(self, names: Iterable[str], layers: int) -> list[int]:
-        """Return the modules, counted from 0, of which there are tensors."""
+    def numbers(self, names: Iterable[str], layers: int, length: int = 1) -> list[int]:
+        """Return the modules, counted from 0 and each of so many layers, of which there are tensors."""
         sign = self.names["eh_proj"] if "{at}" in self.names["eh_proj"] else self.block
         pattern = re.compile(re.escape(sign).replace(re.escape("{at}"), r"(\d+)"))
         first = layers if self.behind else 0
         found = {int(one[1]) for one in map(pattern.match, names) if one is not None}
-        return sorted(one - first for one in found if one >= first)
+        return sorted({(one - first) // length for one in found if one >= first})
+
+    def shared(self) -> list[str]:
+        """Return the parts that all modules share."""
+        return [part for part, called in self.names.items() if "{" not in called]
 
     def beginnings(self, modules: int, layers: int) -> tuple[str, ...]:
         """Return how the names of so many modules' tensors begin."""
@@ -130,6 +137,18 @@ DEEPSEEK = Family(
         "norm": "model.layers.{at}.shared_head.norm.",
     },
     behind=True,
+)
+NEMOTRON = Family(
+    "num_nextn_predict_layers",
+    "mtp.layers.",
+    "mtp.layers.{at}.",
+    {
+        "enorm": "mtp.layers.{at}.enorm.",
+        "hnorm": "mtp.layers.{at}.hnorm.",
+        "eh_proj": "mtp.layers.{at}.eh_proj.",
+        "norm": "mtp.layers.{end}.final_layernorm.",
+    },
+    chained="mtp_layers_block_type",
 )
 QWEN = Family(
     "mtp_num_hidden_layers",
@@ -160,8 +179,8 @@ MIMO = replace(
     names={part: f"model.{name}" for part, name in SPECULATORS.names.items()},
     hidden_first=True,
 )
-FAMILIES = (QWEN, MIMO, DEEPSEEK)
-"""Of targets; DeepSeek's names are those of any layer, so it comes last."""
+FAMILIES = (NEMOTRON, QWEN, MIMO, DEEPSEEK)
+"""Of targets; layers of Nemotron-H's are called as Qwen's, so it comes first; DeepSeek's as any, so it comes last."""
 
 
 def is_mtp(config: Mapping[str, Any]) -> bool:
@@ -220,35 +239,38 @@ def _listed(words: Iterable[str]) -> str:
 def _share(head: MtpHead, family: Family) -> None:
     """Let modules share what the family has once."""
     first, *others = cast(list[MtpModule], [*head.steps])
-    for name in (part for part, called in family.names.items() if "{at}" not in called):
+    for name in family.shared():
         for one in others:
             setattr(one, name, getattr(first, name))
 
 
 def _fill(head: MtpHead, tensors: Tensors, family: Family, first: int) -> None:
     """Put the tensors of all modules into them."""
+    at = first
     for place, one in enumerate(cast(list[MtpModule], [*head.steps])):
-        at = str(first + place)
+        layers = [*one.block.layers] if isinstance(one.block, TargetLayer) else [one.block]
         for part, called in family.names.items():
-            if not place or "{at}" in called:
-                tensors.fill(getattr(one, part), called.replace("{at}", at))
-        inner = one.block.layer if isinstance(one.block, TargetLayer) else one.block
-        _fill_layer(inner, tensors, family.block.replace("{at}", at))
+            if not place or part not in family.shared():
+                named = called.replace("{at}", str(at)).replace("{end}", str(at + len(layers) - 1))
+                tensors.fill(getattr(one, part), named)
+        for number, layer in enumerate(layers):
+            _fill_layer(layer, tensors, family.block.replace("{at}", str(at + number)))
+        at += len(layers)
 
 
 def _fill_layer(layer: nn.Module, tensors: Tensors, beginning: str) -> None:
     """Put a layer's tensors into it, its experts' one by one where the folder has them so."""
     for name, value in layer.state_dict().items():
         called = beginning + name
-        if not tensors.has(called) and name.endswith(EXPERTS):
-            _fill_experts(value, tensors, called.rpartition(".")[0], called.endswith(EXPERTS[0]))
-        else:
+        parts = next((parts for held, parts in EXPERTS.items() if called.endswith(f".{held}")), ())
+        if not parts or tensors.has(called):
             tensors.put(called, value)
+        else:
+            _fill_experts(value, tensors, called.rpartition(".")[0], parts)
 
 
-def _fill_experts(values: Tensor, tensors: Tensors, beginning: str, gated: bool) -> None:
+def _fill_experts(values: Tensor, tensors: Tensors, beginning: str, parts: Sequence[str]) -> None:
     """Put the projections of all experts of a layer into one tensor; those of gates come before those of inputs."""
-    parts = ("gate_proj", "up_proj") if gated else ("down_proj",)
     pattern = re.compile(rf"{re.escape(beginning)}\.(\d+)\.{parts[0]}\.weight")
     found = {int(one[1]) for one in map(pattern.fullmatch, tensors.left) if one is not None}
     absent = sorted({*range(max(len(values), max(found, default=-1) + 1))} - found)
@@ -268,7 +290,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _family(names: Iterable[str], layers: int) -> Family | None:
     """Return the family of the modules among a target's tensors; None if there are none that are read."""
-    names = [*names]
+    names = [name.removeprefix(INNER) for name in names]
     refused = any(re.match(pattern, name) for pattern, _ in REFUSED.values() for name in names)
     return None if refused else next((one for one in FAMILIES if one.numbers(names, layers)), None)
 
@@ -310,21 +332,26 @@ def load_modules(
         raise CheckpointError("The target was not loaded from a folder, so there are no MTP modules to read.")
     source, config = plain_config(model.name_or_path)
     names, layers = plain_names(source), model.config.get_text_config().num_hidden_layers
+    names = [name.removeprefix(INNER) for name in names]
     for family, (pattern, missing) in REFUSED.items():
         if any(re.match(pattern, one) for one in names):
             raise CheckpointError(f"{source.name} has MTP modules of {family}'s kind, which are not read: {missing}.")
     family = _family(names, layers)
     if family is None:
         raise CheckpointError(_absent(source.name, _text_config(config), layers))
-    count = _count(source.name, _text_config(config), family, family.numbers(names, layers))
+    kinds = _kinds(source.name, getattr(model.config.get_text_config(), family.chained, None), family)
+    count = _count(source.name, _text_config(config), family, family.numbers(names, layers, len(kinds or "1")))
     beginnings = family.beginnings(count, layers)
-    tensors = Tensors.of(read_plain(model.name_or_path, lambda name: name.startswith(beginnings)), ())
+    tensors = Tensors.of(
+        read_plain(model.name_or_path, lambda name: name.removeprefix(INNER).startswith(beginnings)), ()
+    )
+    tensors.left = {name.removeprefix(INNER): one for name, one in tensors.left.items()}
     for theirs, ours in RENAMED:
         tensors.left = {name.replace(theirs, ours): one for name, one in tensors.left.items()}
     scaled = next((name for name, one in tensors.left.items() if name.endswith(SCALES) or one.element_size() < 2), None)
     if scaled is not None:
         raise CheckpointError(f"{tensors.folder.name} holds {scaled}: MTP modules with quantised weights are not read.")
-    blocks = [TargetLayer(target, dtype) for _ in range(count)]
+    blocks = [TargetLayer(target, dtype, kinds) for _ in range(count)]
     norm: Callable[[], nn.Module] = blocks[0].new_norm
     asked = {name: told for name, told in (("mtp_recycle", recycle), ("mtp_reads", reads)) if told is not None}
     fields = Fields(source.name, asked, (_text_config(config), config))
@@ -377,6 +404,20 @@ def _count(name: str, config: Mapping[str, Any], family: Family, numbers: list[i
             f"hold {len(numbers)} MTP modules."
         )
     return len(numbers)
+
+
+def _kinds(name: str, told: Sequence[str] | None, family: Family) -> Sequence[str] | None:
+    """Return the kinds of a module's layers, where it has several.
+
+    Raises:
+        CheckpointError: not just one has attention, or one is of a kind that is not known.
+    """
+    if told is not None and ([*told].count("full_attention") != 1 or {*told} - {"full_attention", "moe", "mlp"}):
+        raise CheckpointError(
+            f"config.json in {name} says that {family.chained} is {shown([*told])}; a module that is read has "
+            "full_attention once, and otherwise moe or mlp."
+        )
+    return told
 
 
 def _ends(target: Any, tensors: Tensors, blocks: tuple[str, ...], dtype: torch.dtype) -> HeadEnds:
