@@ -46,6 +46,10 @@ class SamplingParams:
         check_keywords(Sampling, vars(self))
 
 
+UNFILTERED = SamplingParams()
+"""The whole law of a model."""
+
+
 def sent(table: Tensor, device: torch.device) -> Tensor:
     """Return a table on a device; one of the host without waiting for what the device has still to do."""
     return table if table.device == device else table.to(device, non_blocking=device.type != "cpu")
@@ -154,7 +158,9 @@ def filtered_scores(scores: Float[Tensor, "*b V"], params: SamplingParams) -> Fl
 
     At temperature 0 there are no warpers, and the scores are returned as they are.
     """
-    return scores if params.temperature == 0 else _filtered(scores / params.temperature, params)
+    if params.temperature == 0:
+        return scores
+    return _filtered(scores if params.temperature == 1 else scores / params.temperature, params)
 
 
 def filters_in_force(params: SamplingParams) -> dict[str, float]:

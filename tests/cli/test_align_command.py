@@ -52,6 +52,7 @@ def test_a_draft_is_measured_by_temperature_and_length_of_chain(call: Call, caps
         ((*MEASURE, "--temperature", "-1"), "temperature"),
         ((*MEASURE[:-4], "--max-new-tokens", "500"), "No prompt leaves room for 500 new tokens"),
         ((*MEASURE, "--length", "65"), "length"),
+        ((*MEASURE, "--temperature", "0", "--top-k", "5"), "top_k would do nothing at temperature 0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(

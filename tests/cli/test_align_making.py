@@ -27,9 +27,12 @@ from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
 from polydraft.bench.aligning.alignable import wanted_forms
 from polydraft.bench.aligning.draft_card import best_of
+from polydraft.bench.speed import arms
 from polydraft.cli import main
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair
+from polydraft.probs import SamplingParams
+from polydraft.training.heads.shards import Shards
 
 Call = Callable[..., int]
 
@@ -83,6 +86,24 @@ def test_a_draft_is_tuned_judged_and_loads(here: Path) -> None:
     with pytest.raises(InvalidParameter, match="--out made is not empty"):
         plan()
     json.dumps(found.as_dict())
+
+
+def test_filters_that_are_served_hold_in_every_stage(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[dict[str, Any]]()
+    own = arms.stream
+    monkeypatch.setattr(arms, "stream", lambda *given, **named: (asked.append(named), own(*given, **named))[1])
+    chosen = plan(temperatures=(1.0,), filters=SamplingParams(top_k=2))
+    found = run_alignment("target", "draft", PROMPTS, chosen, clock=ticking())
+    assert asked and all(one["top_k"] == 2 and one["temperature"] == 1 for one in asked)
+    assert "* top_k: 2" in Path("made/README.md").read_text()
+    model = polydraft.load("target").target
+    for row in Shards([*Path("made-work/text").glob("*.safetensors")]):
+        places = row["valid"].nonzero().flatten()
+        likeliest = model(row["ids"][None]).logits[0, places - 1].topk(2).indices
+        assert bool((likeliest == row["ids"][places].unsqueeze(-1)).any(-1).all())
+    assert found.curve and all({*one.calls} == {"1"} for one in found.curve)
+    with pytest.raises(ResultsError, match="another filters"):
+        run_alignment("target", "draft", PROMPTS, plan(out=Path("new"), work=Path("made-work"), temperatures=(1.0,)))
 
 
 @pytest.mark.slow
@@ -267,6 +288,8 @@ BAD = [
     (("--prompts", "one.jsonl"), "needs 3 different prompts or more"),
     (("--prompts", "long.jsonl"), "3 different prompts or more"),
     (("--minutes", "0.1"), "--minutes must be at least 0.2, but is 0.1"),
+    (("--top-p", "0.9", "--temperature", "0"), "top_p would do nothing at temperature 0"),
+    (("--top-p", "1.5"), "top"),
     (("--form", "boost"), "Boosted drafts are boost:N or boost:N:samples, N from 2 to 8, not 'boost'"),
     (("--form", "boost:9"), "N from 2 to 8, not 'boost:9'"),
     (("--form", "boost:2", "--loss", "calls"), "form boost:2 learns by"),

@@ -10,6 +10,7 @@ from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.aligning.judging import AlignmentVerdict
 from polydraft.bench.speed import SpeedSettings
 from polydraft.errors import InvalidParameter, hint
+from polydraft.probs import UNFILTERED, SamplingParams, filters_in_force
 from polydraft.training.alignment.draft_forms import FORMS, draft_form
 
 AUTO = "auto"
@@ -27,6 +28,7 @@ class AlignPlan:
         form: one of `FORMS`, or "auto" for what can pay.
         losses: which are tried; () for the usual ones of the form.
         temperatures: which are served.
+        filters: which are served (top_k, top_p, ...), at their temperature of 1; they do nothing at temperature 0.
         texts: how many texts are written behind a prompt at most; None for as many as there is time for.
         max_new_tokens: of each text that is judged by the clock.
         seed: of everything that is drawn.
@@ -42,6 +44,7 @@ class AlignPlan:
     form: str = AUTO
     losses: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    filters: SamplingParams = UNFILTERED
     texts: int | None = None
     max_new_tokens: int = 64
     seed: int = 0
@@ -60,6 +63,11 @@ class AlignPlan:
         for loss in self.losses:
             if loss not in known:
                 raise InvalidParameter(f"A draft learns by one of {', '.join(known)}, not {loss!r}{hint(loss, known)}.")
+        if self.filters != UNFILTERED and not any(self.temperatures):
+            idle = ", ".join(filters_in_force(self.filters))
+            raise InvalidParameter(
+                f"{idle} would do nothing at temperature 0; name a temperature above 0 or leave it out."
+            )
         SpeedSettings(temperatures=self.temperatures, max_new_tokens=self.max_new_tokens, seed=self.seed)
         if self.place.resolve() == self.out.resolve():
             raise InvalidParameter("--out and --work are the same folder: the draft belongs into one of its own.")

@@ -4,7 +4,7 @@ Every stage has a share of the budget, and leaves what it found in the work fold
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from polydraft.engine.choices import default_policy
 from polydraft.engine.load import draft_for
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import HuggingFaceModel, Layer, Pair, module_of
-from polydraft.probs import Noise, SamplingParams
+from polydraft.probs import Noise, SamplingParams, filters_in_force
 from polydraft.training.alignment.draft_forms import TUNED, DraftForm, Material, draft_form, kept_tokens, seeded
 from polydraft.training.alignment.held_out import HeldOutTexts
 from polydraft.training.heads.head_making import end_ids_of
@@ -119,7 +119,7 @@ class AlignStages:
         self._tell(2, "the target writes")
         text = self._text(paying, costs, length)
         self._tell(3, "drafts are made and tried")
-        held_out = HeldOutTexts.of(self.model, text.held_out, self.plan.temperatures)
+        held_out = HeldOutTexts.of(self.model, text.held_out, self.plan.temperatures, self.plan.filters)
         distilling = Distilling(
             *(self.model, self.given, text, held_out, self.work, self.budget, costs, self.plan.seed, self.noting)
         )
@@ -224,6 +224,7 @@ class AlignStages:
             *(model, self.parts.written, self.work.path / "text", reads, writing, ends),
             held_out=self.parts.choose,
             heats=heats,
+            filters=plan.filters,
             going=going,
         )
 
@@ -322,13 +323,13 @@ class AlignStages:
 
     def _competitors(self, folder: Path) -> list[Arm]:
         """Return plain decoding, what the user had before, and the new draft."""
-        model = self.pair.target
-        arms = [plain_arm(model), drafting_arm(FROM_TEXT, model, None)]
+        model, own = self.pair.target, filters_in_force(self.plan.filters)
+        arms = [plain_arm(model, own), drafting_arm(FROM_TEXT, model, None, filters=own)]
         if self.pair.draft is not None:
-            arms.append(usual_arm(GIVEN, model, self.pair.draft))
+            arms.append(usual_arm(GIVEN, model, self.pair.draft, own))
         with suppress(PolydraftError):  # where its weights cannot be rounded so, nobody had it
-            arms.append(drafting_arm(ROUNDED, model, draft_for(ROUNDED, model)))
-        return [*arms, replace(usual_arm(AFTER, model, draft_for(folder, model)), description=folder.name)]
+            arms.append(drafting_arm(ROUNDED, model, draft_for(ROUNDED, model), filters=own))
+        return [*arms, replace(usual_arm(AFTER, model, draft_for(folder, model), own), description=folder.name)]
 
     def _written(self, made: Alignment, text: WrittenShards) -> Alignment:
         """Write the folder of the best draft, with its card and its curve."""
@@ -343,6 +344,7 @@ class AlignStages:
             **({"tokens": f"{self._kept(text):.1%} of the target's text"} if draft_form(made.form).cuts else {}),
             "text": f"{tokens} tokens that the target wrote behind {self.parts.learnt} prompts",
             "temperatures": ", ".join(f"{one:g}" for one in self.plan.temperatures),
+            **{name: f"{value:g}" for name, value in filters_in_force(self.plan.filters).items()},
             "chosen by": f"{self.parts.choose} other prompts, judged by {len(self.parts.judge)} more",
             "steps": f"{best_of(made.curve).step} of {made.curve[-1].step}",
             "minutes": f"{self.budget.used / 60:.1f} of {self.plan.minutes:g}",
@@ -355,7 +357,7 @@ class AlignStages:
         return replace(made, minutes=self.budget.used / 60)
 
 
-def usual_arm(name: str, model: Any, draft: Any) -> Arm:
+def usual_arm(name: str, model: Any, draft: Any, filters: Mapping[str, float]) -> Arm:
     """Return an arm whose trees are the usual ones of its drafter at each temperature, with the usual rule.
 
     `generate` fits trees to what passes take when a draft is first used. A busy moment then would decide for a whole
@@ -365,6 +367,8 @@ def usual_arm(name: str, model: Any, draft: Any) -> Arm:
 
     def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         policy = default_policy(drafter, SamplingParams(temperature=temperature))
-        return drafting_arm(name, model, drafter, policy=policy).run(batch, temperature, max_new_tokens, seed)
+        return drafting_arm(name, model, drafter, policy=policy, filters=filters).run(
+            batch, temperature, max_new_tokens, seed
+        )
 
     return Arm(name, run)

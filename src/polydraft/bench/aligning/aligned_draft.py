@@ -19,6 +19,7 @@ from polydraft.bench.prompts import Prompt
 from polydraft.errors import PolydraftError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair
+from polydraft.probs import UNFILTERED, SamplingParams, filters_in_force
 from polydraft.training.alignment.draft_forms import DraftForm
 from polydraft.training.heads.head_making import end_ids_of
 
@@ -34,6 +35,7 @@ def align(
     form: str = AUTO,
     losses: Sequence[str] = (),
     temperatures: Sequence[float] = (0.0, 1.0),
+    filters: SamplingParams = UNFILTERED,
     texts: int | None = None,
     max_new_tokens: int = 64,
     seed: int = 0,
@@ -57,6 +59,7 @@ def align(
             of head.
         losses: which are tried; () for the usual ones of the form.
         temperatures: which are served.
+        filters: which are served, as `SamplingParams(top_p=0.9)`.
         texts: how many texts are written behind a prompt at most; None for as many as there is time for.
         max_new_tokens: of each text that is judged by the clock.
         seed: of everything that is drawn.
@@ -77,6 +80,7 @@ def align(
         form=form,
         losses=tuple(losses),
         temperatures=tuple(temperatures),
+        filters=filters,
         texts=texts,
         max_new_tokens=max_new_tokens,
         seed=seed,
@@ -152,7 +156,8 @@ def check_kept(plan: AlignPlan) -> None:
 
 
 def _asked(plan: AlignPlan) -> dict[str, Any]:
-    return {"seed": plan.seed, "losses": plan.losses, "temperatures": plan.temperatures}
+    asked = {"seed": plan.seed, "losses": plan.losses, "temperatures": plan.temperatures}
+    return {**asked, "filters": filters_in_force(plan.filters)}
 
 
 def _identity(plan: AlignPlan, pair: Pair, parts: PromptSplit, forms: Sequence[DraftForm]) -> dict[str, Any]:

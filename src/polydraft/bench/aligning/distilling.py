@@ -67,7 +67,7 @@ class Distilling:
 
     def new(self, form: DraftForm, loss: str) -> NewHead:
         """Return a draft that has learnt nothing yet; the same every time."""
-        heat = max(self.held_out.rows) or 1.0
+        params = replace(self.held_out.filters, temperature=max(self.held_out.rows) or 1.0)
         learnt = Shards(self.text.learnt)
         texts = torch.stack([learnt[place]["ids"] for place in range(min(TEXTS, len(learnt)))])
         target, ends, reference = self.target, TargetEnds.of(self.target.model), self.reference(form)
@@ -75,7 +75,7 @@ class Distilling:
         if form.cuts:
             tokens = most_written(self.text.learnt, target.vocab_size, kept_tokens(target.vocab_size), target.device)
         material = Material(
-            *(target, ends, self.given, texts.to(target.device), heat, tokens),
+            *(target, ends, self.given, texts.to(target.device), params, tokens),
             reference if reference.is_file() else None,
         )
         return seeded(form, material, loss, self.seed)

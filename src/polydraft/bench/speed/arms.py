@@ -1,8 +1,9 @@
 """Arms: ways of continuing prompts that are measured against each other; those of polydraft's own engine."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from polydraft.engine import Run, Statistics, stream
 from polydraft.trees import TreePolicy
 from polydraft.verifiers import TreeVerifier
 
+NO_FILTERS: Mapping[str, float] = MappingProxyType({})
 PLAIN = "plain"
 """The name of the arm that all others are compared with: polydraft's loop without drafts."""
 
@@ -103,14 +105,17 @@ def drafting_arm(
     policy: TreePolicy | None = None,
     *,
     predicts: bool = False,
+    filters: Mapping[str, float] = NO_FILTERS,
 ) -> Arm:
     """Return an arm of polydraft's engine; what is None is chosen as `generate` does.
 
-    If it `predicts`, it drafts first from the file of a prompt that has one, by `prediction`.
+    If it `predicts`, it drafts first from the file of a prompt that has one, by `prediction`. Above temperature 0 the
+    law is filtered by these settings of `SamplingParams`.
     """
 
     def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
         options = generation_options(model, batch, temperature, max_new_tokens)
+        options |= filters if temperature > 0 else {}
         if batch.replay is not None:
             options["logits_processor"] = [batch.replay]
         if predicts:
@@ -123,9 +128,9 @@ def drafting_arm(
     return Arm(name, run, lossless=verifier is None or verifier.lossless)
 
 
-def plain_arm(model: nn.Module) -> Arm:
-    """Return plain decoding: the same loop without drafts."""
-    return drafting_arm(PLAIN, model, NoDraft())
+def plain_arm(model: nn.Module, filters: Mapping[str, float] = NO_FILTERS) -> Arm:
+    """Return plain decoding: the same loop without drafts; arguments as of `drafting_arm`."""
+    return drafting_arm(PLAIN, model, NoDraft(), filters=filters)
 
 
 def rounded_arm(model: nn.Module) -> Arm:

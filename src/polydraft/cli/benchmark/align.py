@@ -18,7 +18,7 @@ from polydraft.engine import load
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.options.commands.align_options import AlignOptions
-from polydraft.probs import SamplingParams
+from polydraft.probs import SamplingParams, filters_in_force
 from polydraft.training.alignment.draft_worth import RULES, DraftWorth, measure_draft
 from polydraft.training.heads.head_making import end_ids_of
 
@@ -71,11 +71,17 @@ def check_request(request: AlignOptions, heats: Sequence[float]) -> None:
         InvalidParameter: options that do not go together, or a temperature out of range.
     """
     twice = ", ".join(f"{heat:g}" for heat in heats)
+    filters = SamplingParams(**request.filters)
+    filtered = filters_in_force(filters)
     idle = [flag for name, flag in OF_MAKING.items() if getattr(request, name) not in (None, ())]
     refuse_clashes(
         (idle, f"{' and '.join(idle)} would do nothing with --measure, which makes no draft: leave one of them out."),
         (request.draft is None, "--draft is missing: name the draft model or head that is to be measured."),
         (len({*heats}) < len(heats), f"A temperature is given twice: {twice}."),
+        (
+            bool(filtered) and not any(heats),
+            f"{', '.join(filtered)} would do nothing at temperature 0; name a temperature above 0 or leave it out.",
+        ),
     )
     for heat in heats:
         SamplingParams(temperature=heat)
@@ -98,7 +104,7 @@ def _measured(pair: Pair, prompts: Sequence[Tensor], heat: float, request: Align
         HuggingFaceModel(pair.target),
         draft,
         prompts,
-        SamplingParams(temperature=heat),
+        SamplingParams(temperature=heat, **request.filters),
         length=request.length or LENGTH,
         new_tokens=request.max_new_tokens,
         ends=end_ids_of(cast(Any, pair.target)),

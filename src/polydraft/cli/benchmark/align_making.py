@@ -9,6 +9,7 @@ from polydraft.cli.printing import console, counted, print_json_line
 from polydraft.cli.process import NO_BETTER, noted_interruption, stopped
 from polydraft.errors import ResultsError
 from polydraft.options.commands.align_options import AlignOptions
+from polydraft.probs import SamplingParams
 
 USUAL_OUT = Path("aligned")
 
@@ -64,7 +65,9 @@ def plan_of(request: AlignOptions) -> AlignPlan:
     names = ("work", "minutes", "form", "losses", "temperatures", "texts", "max_new_tokens", "seed", "most_bytes")
     given = {name: getattr(request, name) for name in names}
     return AlignPlan(
-        out=request.out or USUAL_OUT, **{name: value for name, value in given.items() if value not in (None, ())}
+        out=request.out or USUAL_OUT,
+        filters=SamplingParams(**request.filters),
+        **{name: value for name, value in given.items() if value not in (None, ())},
     )
 
 

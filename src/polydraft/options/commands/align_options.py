@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from polydraft.options.commands.option_groups import (
     CHAT_TEMPLATE,
@@ -18,8 +19,8 @@ from polydraft.options.commands.option_groups import (
     SEED,
     TARGET,
 )
-from polydraft.options.option import count, option
-from polydraft.options.sampling_options import SAMPLING
+from polydraft.options.option import Range, count, option
+from polydraft.options.sampling_options import FILTERS, SAMPLING
 
 TRAINING = "Training"
 
@@ -73,7 +74,16 @@ class AlignOptions:
     temperatures: tuple[float, ...] = option(
         (), "0 is greedy; may be repeated. Default: 0 and 1.", SAMPLING, flag="--temperature"
     )
+    top_p: float | None = option(None, "Nucleus mass in (0, 1].", SAMPLING, range=Range(above=0, most=1))
+    top_k: int | None = option(None, "Most likely tokens to keep; 0 keeps all.", SAMPLING, range=Range(0))
+    min_p: float | None = option(None, "Share of the top token's probability to keep.", SAMPLING, range=Range(0, 1))
     length: int | None = count(None, "With --measure: drafts of the longest chain. Default: 5.", MEASURING, most=64)
     max_new_tokens: int = NEW_TOKENS.usually(64)
     seed: int = SEED.usually(0)
     as_json: bool = JSON.usually(False)
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The filters that are given, by name."""
+        given = {name: getattr(self, name) for name in FILTERS}
+        return {name: value for name, value in given.items() if value is not None}

@@ -22,6 +22,7 @@ from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter, hint, shown
 from polydraft.models import HuggingFaceModel, Layer
 from polydraft.models.derived import without_layers
+from polydraft.probs import UNFILTERED, SamplingParams
 from polydraft.training.alignment.draft_losses import DRAFT_LOSSES, draft_loss
 from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.alignment.forms.boosting import BoostTraining, write_boosted
@@ -57,7 +58,7 @@ class Material:
         ends: its embedding and output rows.
         given: the user's own draft model, if there is one.
         texts: text of the target, by which layers are chosen; None takes the first ones, for timing alone.
-        heat: the temperature that is sampled at.
+        params: how the target is sampled.
         tokens: those that the target wrote most often, rising; None takes the first ones, for timing alone.
         reference: weights of a draft of the same form that AdaSPEC's filter compares with; None for its beginning.
     """
@@ -66,7 +67,7 @@ class Material:
     ends: TargetEnds
     given: PreTrainedModel | None = None
     texts: Int[Tensor, "b t"] | None = None
-    heat: float = 1.0
+    params: SamplingParams = UNFILTERED
     tokens: Int[Tensor, " v"] | None = None
     reference: Path | None = None
 
@@ -129,11 +130,11 @@ def _with_loss(
 ) -> NewHead:
     kind, reference = draft_loss(loss), None
     if kind.share < 1:
-        reference = DraftTraining(copy.deepcopy(network), material.ends, draft_loss("fkl"), material.heat)
+        reference = DraftTraining(copy.deepcopy(network), material.ends, draft_loss("fkl"), material.params)
         reference.requires_grad_(False)
         if material.reference is not None:
             read_weights(reference, material.reference)
-    training = DraftTraining(network, material.ends, kind, material.heat, reference)
+    training = DraftTraining(network, material.ends, kind, material.params, reference)
     return NewHead(training, ModelDrafter(HuggingFaceModel(network, fused=False)), writer)
 
 
@@ -165,7 +166,7 @@ def _boosted(count: int, span: int, material: Material, loss: str) -> NewHead:
         raise InvalidParameter(f"Drafts that are boosted learn by a loss of single rows, such as fkl, not {loss!r}.")
     start = _given(BOOST, material) if material.given is not None else _with_fewer_layers(material, SHARE)
     networks = [start, *(copy.deepcopy(start) for _ in range(count - 1))]
-    members = [DraftTraining(one, material.ends, draft_loss(loss), material.heat) for one in networks]
+    members = [DraftTraining(one, material.ends, draft_loss(loss), material.params) for one in networks]
     training = BoostTraining(members, span).requires_grad_(True)
     return NewHead(training, BoostedDrafter([HuggingFaceModel(one, fused=False) for one in networks]), write_boosted)
 

@@ -9,6 +9,7 @@ Source: DistillSpec (arXiv 2310.08461, section 4); AdaSPEC (2510.19779, section 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
+from polydraft.probs import UNFILTERED, SamplingParams, filtered_scores
 from polydraft.training.alignment.divergences import hardest
 from polydraft.training.alignment.draft_losses import CHAIN, DraftLoss, Paths
 from polydraft.training.alignment.own_text import ChainsOfText
@@ -54,7 +56,9 @@ class DraftTraining(HeadTraining):
         network: the draft model, in single precision.
         target: the target's ends.
         loss: what it learns by.
-        heat: the temperature at which greedy texts are learnt.
+        params: how the target is sampled. Greedy texts are learnt at this temperature. Its law is filtered, and so are
+            the draft's rows where they are drawn from; losses of rows compare the whole rows with the filtered law,
+            so that what the draft filters out now can be learnt.
         reference: a draft that is looked at beside it and does not learn, for a loss that leaves out rows.
 
     Raises:
@@ -69,13 +73,14 @@ class DraftTraining(HeadTraining):
         network: PreTrainedModel,
         target: TargetEnds,
         loss: DraftLoss,
-        heat: float = 1.0,
+        params: SamplingParams = UNFILTERED,
         reference: "DraftTraining | None" = None,
     ) -> None:
         super().__init__(target)
         if loss.share < 1 and reference is None:
             raise InvalidParameter("A loss that leaves out rows compares them with a reference's: give a reference.")
-        self.network, self.loss, self.heat = network, loss, heat
+        self.network, self.loss, self.heat = network, loss, params.temperature
+        self.filters = replace(params, temperature=1.0)
         self.reference = (reference,)  # a tuple, so that it is no part of what is trained and saved
         self.splits = splits(network)
         self.register_state_dict_post_hook(without_copies)
@@ -134,8 +139,9 @@ class DraftTraining(HeadTraining):
     ) -> LearntRows:
         logits, laws = self._both(states, final, heats)
         known = tokens.where(tokens < logits.shape[-1], -1)
-        chance = chances(logits.detach(), known)
-        return LearntRows(self.loss.rows(logits, laws), agreement(logits, laws), ratios(logits, laws, known), chance)
+        drawn = filtered_scores(logits, self.filters)
+        chance = chances(drawn.detach(), known)
+        return LearntRows(self.loss.rows(logits, laws), agreement(drawn, laws), ratios(drawn, laws, known), chance)
 
     def _both(
         self, states: Float[Tensor, "m d"], final: Float[Tensor, "m e"], heats: Float[Tensor, " m"]
@@ -144,7 +150,8 @@ class DraftTraining(HeadTraining):
         (target,) = self.target
         logits = self.logits(states) / heats.unsqueeze(-1)
         with torch.no_grad():
-            laws = (target.output(final) / heats.unsqueeze(-1)).softmax(-1)[..., : logits.shape[-1]]
+            scores = filtered_scores(target.output(final) / heats.unsqueeze(-1), self.filters)
+            laws = scores.softmax(-1)[..., : logits.shape[-1]]
         return logits, laws
 
     def laws_of(self, batch: HeadBatch, heat: float) -> Iterator[tuple[Float[Tensor, "m V"], Float[Tensor, "m V"]]]:
@@ -160,7 +167,7 @@ class DraftTraining(HeadTraining):
         _, _, states, final = self._read(batch)
         for own, other in zip(states.split(PLACES), final.split(PLACES), strict=True):
             logits, laws = self._both(own, other, torch.full((len(own),), heat, device=own.device))
-            yield logits.softmax(-1), laws
+            yield filtered_scores(logits, self.filters).softmax(-1), laws
 
     def _hardest(self, values: Values, batch: HeadBatch, heats: Float[Tensor, " b"]) -> Float[Tensor, " learnt"]:
         """Return the values of the rows that are learnt from."""

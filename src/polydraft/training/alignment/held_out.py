@@ -1,7 +1,7 @@
 """Held-out text of the target by temperature, and what a draft that learns is worth on it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel
-from polydraft.probs import SamplingParams
+from polydraft.probs import UNFILTERED, SamplingParams
 from polydraft.training.alignment.draft_losses import CHAIN
 from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.alignment.draft_worth import DraftWorth, joined
@@ -35,13 +35,21 @@ class HeldOutTexts:
     Args:
         target: the target.
         rows: the texts of each temperature, as in shards.
+        filters: of what the target drew.
     """
 
     target: HuggingFaceModel
     rows: Mapping[float, Sequence[dict[str, Tensor]]]
+    filters: SamplingParams = UNFILTERED
 
     @classmethod
-    def of(cls, target: HuggingFaceModel, files: Sequence[Path], heats: Sequence[float]) -> "HeldOutTexts":
+    def of(
+        cls,
+        target: HuggingFaceModel,
+        files: Sequence[Path],
+        heats: Sequence[float],
+        filters: SamplingParams = UNFILTERED,
+    ) -> "HeldOutTexts":
         """Read the texts of these temperatures that have a token of the target's.
 
         Raises:
@@ -56,11 +64,11 @@ class HeldOutTexts:
                 own.append(row)
         if not any(found.values()):
             raise InvalidParameter("The target writes nothing behind the prompts to choose by; give other prompts.")
-        return cls(target, {heat: rows for heat, rows in found.items() if rows})
+        return cls(target, {heat: rows for heat, rows in found.items() if rows}, filters)
 
     def first(self, texts: int) -> "HeldOutTexts":
         """Return the same with so many texts of each temperature at most."""
-        return HeldOutTexts(self.target, {heat: rows[:texts] for heat, rows in self.rows.items()})
+        return replace(self, rows={heat: rows[:texts] for heat, rows in self.rows.items()})
 
     def worth(self, draft: NewHead) -> dict[float, DraftWorth]:
         """Return what a draft is worth on the texts, by temperature; of heads the texts' beginnings count."""
@@ -81,7 +89,7 @@ class HeldOutTexts:
             else:
                 valid = batch.valid.cpu()
                 texts = OwnTexts(batch.ids.cpu(), valid.int().argmax(-1), valid.int().sum(-1)).first(PLACES)
-                params = SamplingParams(temperature=heat)
+                params = replace(self.filters, temperature=heat)
                 chains = chains_of_text(self.target, draft.drafter, texts, params, CHAIN)
             parts.append(DraftWorth.of(chains))
         return joined(parts)

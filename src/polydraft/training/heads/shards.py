@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel, Layer
-from polydraft.probs import Noise
+from polydraft.probs import UNFILTERED, Noise, SamplingParams, filters_in_force
 from polydraft.training.heads.source_answers import answered, next_tokens
 
 TEMPERATURES = (1.0, 0.0, 0.7, 1.0)
@@ -120,6 +120,7 @@ def write_shards(
     *,
     held_out: int | None = None,
     heats: tuple[float, ...] = TEMPERATURES,
+    filters: SamplingParams = UNFILTERED,
     going: Callable[[], bool] = lambda: True,
 ) -> WrittenShards:
     """Write texts behind prompts, some of which are kept for the held-out shard.
@@ -131,6 +132,7 @@ def write_shards(
         end_ids: tokens that end a text.
         held_out: how many of the prompts that are short enough are kept; None for one in sixteen, at least one.
         heats: the temperatures of the texts, in turn.
+        filters: of what the target draws (top_k, top_p, ...), at their temperature of 1.
         going: asked before every shard behind the first one to learn from; where it says no, there are fewer.
 
     Raises:
@@ -141,13 +143,14 @@ def write_shards(
     check_size(target, reads, writing)
     folder.mkdir(parents=True, exist_ok=True)
     usual = heats == TEMPERATURES and held_out is None
+    settings = ({} if usual else {"heats": heats, "held_out": held_out}) | filters_in_force(filters)
     _check_settings(
         folder / "writing.json",
         target,
         fitting,
         reads,
         writing,
-        {} if usual else {"heats": heats, "held_out": held_out},
+        settings,
     )
     (order,) = Noise.from_seed(writing.seed, 1).generators
     mixed = [fitting[place] for place in torch.randperm(len(fitting), generator=order).tolist()]
@@ -159,7 +162,7 @@ def write_shards(
             if number > 1 and not going():
                 break
             own = mixed[:kept] if number == 0 else mixed[kept:]
-            _write(target, own, path, number, (reads, end_ids, heats), writing)
+            _write(target, own, path, number, (reads, end_ids, heats, filters), writing)
         files.append(path)
     return WrittenShards(files[1:], files[:1])
 
@@ -181,11 +184,11 @@ def _write(
     prompts: Sequence[Int[Tensor, " _"]],
     path: Path,
     number: int,
-    how: tuple[tuple[Layer, ...], Sequence[int], tuple[float, ...]],
+    how: tuple[tuple[Layer, ...], Sequence[int], tuple[float, ...], SamplingParams],
     writing: WritingPlan,
 ) -> None:
-    """Write one shard, first beside its place: with these layers, end tokens and temperatures."""
-    reads, end_ids, turns = how
+    """Write one shard, first beside its place: with these layers, end tokens, temperatures and filters."""
+    reads, end_ids, turns, filters = how
     first = max(number - 1, 0) * writing.rows
     texts = range(first, first + writing.rows)
     given = [prompts[text % len(prompts)] for text in texts]
@@ -193,9 +196,9 @@ def _write(
     (random,) = Noise.from_seed(writing.seed + 1 + number, 1).generators
     if target.facts.encodes:
         sizes, ends = (writing.length, writing.longest_prompt), () if writing.past_end else end_ids
-        found = answered(target, given, heats, sizes, ends, random)
+        found = answered(target, given, heats, sizes, ends, random, filters)
     else:
-        found = continued(target, given, heats, writing.length, reads, random)
+        found = continued(target, given, heats, writing.length, reads, random, filters)
     if not writing.past_end:
         found["valid"] *= _before_end(found["ids"], found["valid"], end_ids)
     found[HEAT] = heats
@@ -237,6 +240,7 @@ def continued(
     length: int,
     reads: tuple[Layer, ...],
     random: torch.Generator,
+    filters: SamplingParams = UNFILTERED,
 ) -> dict[str, Tensor]:
     """Return prompts written on to `length` tokens, as a shard's tensors.
 
@@ -268,7 +272,7 @@ def continued(
         logits = passed.logits[:, -1].float()
         total[:, end - 1] = logits.logsumexp(-1)
         if end < length:
-            ids[:, end] = ids[:, end].where(lengths > end, next_tokens(logits, heats, random))
+            ids[:, end] = ids[:, end].where(lengths > end, next_tokens(logits, heats, random, filters))
         done = end
     valid = (torch.arange(length, device=device) >= lengths.unsqueeze(-1)).to(torch.uint8)
     return {"ids": ids.int(), "valid": valid, "features": features, "final": final, "lse": total}

@@ -19,16 +19,21 @@ from polydraft.errors import UnsupportedModel
 from polydraft.models import Encoded, HuggingFaceModel
 from polydraft.models.checks.layout import evaluating
 from polydraft.models.sources import decoder_inputs
-from polydraft.probs import sample
+from polydraft.probs import UNFILTERED, SamplingParams, filtered_scores, sample
 
 NOTHING = -1
 """Stands where a source has no more tokens."""
 
 
-def next_tokens(logits: Float[Tensor, "b V"], heats: Float[Tensor, " b"], random: torch.Generator) -> Int[Tensor, " b"]:
-    """Draw what rows go on with, each at its own temperature; the likeliest at 0."""
+def next_tokens(
+    logits: Float[Tensor, "b V"],
+    heats: Float[Tensor, " b"],
+    random: torch.Generator,
+    filters: SamplingParams = UNFILTERED,
+) -> Int[Tensor, " b"]:
+    """Draw what rows go on with, each at its own temperature and then filtered; the likeliest at 0."""
     uniforms = torch.rand(len(logits), generator=random, dtype=torch.float64).to(logits.device)
-    drawn = sample((logits / heats.clamp_min(0.01).unsqueeze(-1)).softmax(-1), uniforms)
+    drawn = sample(filtered_scores(logits / heats.clamp_min(0.01).unsqueeze(-1), filters).softmax(-1), uniforms)
     return drawn.where(heats > 0, logits.argmax(-1))
 
 
@@ -54,6 +59,7 @@ def answered(
     sizes: tuple[int, int],
     end_ids: Sequence[int],
     random: torch.Generator,
+    filters: SamplingParams = UNFILTERED,
 ) -> dict[str, Tensor]:
     """Return what a target writes of sources, as a shard's tensors; it stops where all texts have ended.
 
@@ -61,6 +67,7 @@ def answered(
         heats: the temperature of each text.
         sizes: of texts and of sources, in tokens.
         end_ids: tokens that end a text; () to go on behind them.
+        filters: of what is drawn, at their temperature of 1.
 
     Raises:
         UnsupportedModel: nothing says how a text begins.
@@ -78,7 +85,7 @@ def answered(
         for place in range(1, length):
             given = {**decoder_inputs(read, ids[:, place - 1 : place]), target.cached_as: cache}
             logits = model(**given, use_cache=True, **target.told).logits[:, -1].float()
-            ids[:, place] = next_tokens(logits, heats, random)
+            ids[:, place] = next_tokens(logits, heats, random, filters)
             ended |= torch.isin(ids[:, place], ends)
             if bool(ended.all()):
                 break
