@@ -44,6 +44,14 @@ def test_a_draft_is_measured_by_temperature_and_length_of_chain(call: Call, caps
     assert "Temperature 1: tokens per target call" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("draft", ["ngram", "draft < ngram", "draft@1 ngram@2", "self:int8"])
+def test_other_drafters_are_measured_too(call: Call, capsys: pytest.CaptureFixture[str], draft: str) -> None:
+    assert call("--draft", draft, *MEASURE[2:], "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    worth = [one["tokens_per_call"]["as a block"][-1]["mean"] for one in found["temperatures"]]
+    assert found["draft"] == draft and min(worth) >= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

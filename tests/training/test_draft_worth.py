@@ -1,6 +1,8 @@
 """What a draft is worth on its target's own text: rows are the models' own, and the number is what decoding takes."""
 
+from dataclasses import replace
 from functools import cache
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,7 +11,15 @@ from torch import Tensor
 
 import polydraft
 from polydraft.bench.bootstrap import bootstrap_weights, estimate, widening_for_few
-from polydraft.drafters import Drafter, JacobiDrafter, NgramDrafter, RiderDrafter, drafter_of
+from polydraft.drafters import (
+    ByDepthDrafter,
+    Drafter,
+    JacobiDrafter,
+    NestedDrafter,
+    NgramDrafter,
+    RiderDrafter,
+    drafter_of,
+)
 from polydraft.engine import load
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import HuggingFaceModel, Pair
@@ -139,15 +149,70 @@ def test_a_block_keeps_more_and_longer_chains_bring_more() -> None:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        (NgramDrafter(), "not the text's own token"),
         (JacobiDrafter(), "not the text's own token"),
-        (RiderDrafter((7,) * 3), "riders"),
-        (load("pair", "pair-draft < ngram").draft, "not the text's own token"),
+        (ByDepthDrafter((NgramDrafter(), drafter()), (2, 2)), "A text drafter above another"),
+        (
+            replace(cast(NestedDrafter, load("pair", "self:int8 < ngram").draft), params=SamplingParams()),
+            "settings of its own is not measured",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(what: Drafter, told: str) -> None:
     with pytest.raises(PolydraftError, match=told):
         measure_draft(target(), what, prompts(), SamplingParams())
+
+
+REPEATS = torch.tensor([5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5])
+
+
+def test_what_is_looked_up_is_kept_as_far_as_the_text_agrees() -> None:
+    """Of tokens that are not drawn it is known whether they are the text's; a coin decides nothing."""
+    texts = OwnTexts(REPEATS.unsqueeze(0), torch.tensor([4]), torch.tensor([12]))
+    found = chains_of_text(target(), NgramDrafter(longest=2, shortest=2), texts, SamplingParams(temperature=1.0), 3)
+    agreed = []
+    for place in range(4, 16):
+        text = REPEATS[:place].tolist()
+        at = next((one for one in range(place - 3, -1, -1) if text[one : one + 2] == text[-2:]), None)
+        guess = [] if at is None else text[at + 2 : at + 5]
+        own = REPEATS[place : place + 3].tolist()
+        agreed.append([guess[: depth + 1] == own[: depth + 1] and len(own) > depth for depth in range(3)])
+    assert torch.equal(found.ratio[0] > 0, torch.tensor(agreed)) and found.ratio.any()
+    calls = DraftWorth.of(found).calls
+    assert torch.equal(calls["token by token"], calls["as a block"])
+
+
+def test_a_stack_has_the_rows_of_its_middle() -> None:
+    nested = cast(NestedDrafter, load("pair", "pair-draft < ngram", dtype="float64").draft)
+    params = SamplingParams(temperature=1.0)
+    found = chains_of_text(target(), replace(nested, length=2), written("pair-draft"), params, 3)
+    torch.testing.assert_close(found.ratio[..., :2], chains("pair-draft").ratio[..., :2], rtol=1e-9, atol=1e-12)
+    assert not found.ratio[..., 2].any()
+
+
+def test_drafters_by_depth_have_each_its_stretch() -> None:
+    both = ByDepthDrafter((drafter(), NgramDrafter(longest=2, shortest=1)), (1, 2))
+    texts, params = written("pair-draft", 1.0, 24), SamplingParams(temperature=1.0)
+    found = chains_of_text(target(), both, texts, params, 3)
+    first, second = (chains_of_text(target(), one, texts, params, 3) for one in both.members)
+    assert torch.equal(found.ratio[..., 0], first.ratio[..., 0])
+    assert torch.equal(found.ratio[:, :-1, 1:], second.ratio[:, 1:, :2]) and bool(second.ratio[..., 0].any())
+
+
+def test_riders_are_asked_behind_every_token() -> None:
+    """Rider d behind the token before a place has the row of its draft d, by the target's own pass with masks."""
+    masks, texts, params = (7, 7), written("pair-draft"), SamplingParams(temperature=1.0)
+    found = chains_of_text(target(), RiderDrafter(masks), texts, params, 2)
+    for row, (given, count) in enumerate(zip(texts.given.tolist(), texts.written.tolist(), strict=True)):
+        assert not found.ratio[row, 0].any(), "nothing rode behind the prompt"
+        for place in range(1, count):
+            before = texts.tokens[row, : given + place - 1].tolist()  # and the riders stand for the next tokens
+            with torch.no_grad():
+                own = pair().target(torch.tensor([[*before, *masks]])).logits[0, len(before) :].softmax(-1)
+                law = pair().target(texts.tokens[row : row + 1, : given + count]).logits[0].softmax(-1)
+            for depth in range(min(2, count - place)):
+                token = int(texts.tokens[row, given + place + depth])
+                wanted = own[depth, token] / law[given + place + depth - 1, token]
+                torch.testing.assert_close(found.ratio[row, place, depth], wanted, rtol=1e-5, atol=1e-8)
 
 
 def test_no_prompts_are_refused() -> None:
@@ -180,6 +245,26 @@ def decoded(
             written.append((ids, run.new_tokens[0]))
             calls.append(run.statistics.target_calls)
     return written, torch.tensor(calls).double()
+
+
+@pytest.mark.parametrize(
+    ("draft", "temperature"),
+    [("ngram", 0.0), ("ngram", 1.0), ("pair-draft < ngram", 0.0), ("pair-draft@1 ngram@2", 0.0)],
+)
+def test_of_fixed_tokens_calls_are_those_that_decoding_took(draft: str, temperature: float) -> None:
+    """At any temperature where tokens are looked up: given the text, no coin decides whether they were kept."""
+    models = pair("pair-draft" if draft == "ngram" else draft)
+    drafted = NgramDrafter() if draft == "ngram" else cast(Drafter, models.draft)
+    written, calls = list[tuple[Tensor, list[int]]](), list[int]()
+    for ids in prompts():
+        given: dict[str, Any] = {"temperature": temperature, "top_k": 0, "max_new_tokens": 40, "seed": 2}
+        run = polydraft.stream(models.target, ids.unsqueeze(0), drafter=drafted, policy=Chain(3), **given).exhaust()
+        written.append((ids, run.new_tokens[0]))
+        calls.append(run.statistics.target_calls)
+    params = SamplingParams(temperature=temperature)
+    found = DraftWorth.of(chains_of_text(HuggingFaceModel(models.target), drafted, texts_of(written), params, 3))
+    assert found.calls["token by token"][:, 2].tolist() == pytest.approx(calls, abs=1e-9)
+    assert sum(calls) < sum(len(new) for _, new in written)
 
 
 @pytest.mark.slow

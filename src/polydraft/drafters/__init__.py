@@ -24,12 +24,14 @@ from polydraft.drafters.contract import (
     drafts_under,
     finished,
     has_store,
+    is_by_text_alone,
     is_sound,
     known_outside,
     owned_models,
     owned_networks,
     proposes,
     resumed,
+    stretches,
 )
 from polydraft.drafters.draft_kinds import MASKED, drafter_of
 from polydraft.drafters.ensemble import EnsembleDrafter
@@ -157,6 +159,7 @@ __all__ = [
     "has_modules",
     "has_store",
     "is_boosted",
+    "is_by_text_alone",
     "is_head",
     "is_sound",
     "known_outside",
@@ -177,6 +180,7 @@ __all__ = [
     "route_before",
     "route_first",
     "runnable",
+    "stretches",
     "tokens_per_work",
     "usual_members",
     "write_adapter",

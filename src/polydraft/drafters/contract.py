@@ -249,6 +249,36 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class ByTextDrafter(Drafter, Protocol):
+    """A drafter that may say that its drafts follow from the text alone, whatever was drafted before."""
+
+    by_text_alone: bool
+
+
+def is_by_text_alone(drafter: Drafter) -> bool:
+    """Tell whether a drafter's tokens are fixed by the text."""
+    return isinstance(drafter, ByTextDrafter) and drafter.by_text_alone
+
+
+@runtime_checkable
+class StretchedDrafter(Drafter, Protocol):
+    """A drafter whose chains are drawn from the rows of others."""
+
+    def stretches(self, length: int) -> list[tuple[Drafter, int]]:
+        """Return whose rows a chain of so many drafts is drawn from, from the top down, and how many are each one's.
+
+        Raises:
+            InvalidParameter: that hangs on what each of them finds.
+        """
+        ...
+
+
+def stretches(drafter: Drafter, length: int) -> list[tuple[Drafter, int]]:
+    """Return the stretches of a chain, which is one unless the drafter says so; errors are its own."""
+    return drafter.stretches(length) if isinstance(drafter, StretchedDrafter) else [(drafter, length)]
+
+
+@runtime_checkable
 class SoundDrafter(Drafter, Protocol):
     """A drafter whose proposals need not be checked, whatever it draws."""
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
 from polydraft.bench.prompts.prompt import encode
+from polydraft.catalogue import drafter_line, is_drafter_word
 from polydraft.cli.benchmark.align_making import run_making
 from polydraft.cli.clashes import read_asked, refuse_clashes
 from polydraft.cli.printing import columns, counted, print_json_line
@@ -49,12 +50,14 @@ def run_align(request: AlignOptions) -> int:
     prompts = read_asked(sources, request.limit or LIMIT, request.chat_template)
     try:
         with notes.status("Loading the models ..."):
-            pair = load(request.target, request.draft, dtype=request.dtype, device=request.device)
+            word = str(request.draft)
+            alone = drafter_line(word).named(word) if is_drafter_word(word, 0) else None
+            pair = load(request.target, None if alone else word, dtype=request.dtype, device=request.device)
         encoded = _fitting(pair, [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts], request)
         found = dict[float, DraftWorth]()
         for heat in heats:
             with notes.status(f"The target writes at temperature {heat:g}, and its draft is asked along ..."):
-                found[heat] = _measured(pair, encoded, heat, request)
+                found[heat] = _measured(pair, alone, encoded, heat, request)
     except KeyboardInterrupt:
         return stopped()
     if request.as_json:
@@ -98,8 +101,11 @@ def _fitting(pair: Pair, prompts: Sequence[Tensor], request: AlignOptions) -> li
     return fitting
 
 
-def _measured(pair: Pair, prompts: Sequence[Tensor], heat: float, request: AlignOptions) -> DraftWorth:
-    draft = pair.draft if isinstance(pair.draft, Drafter) else drafter_of(pair.draft)
+def _measured(
+    pair: Pair, alone: Drafter | None, prompts: Sequence[Tensor], heat: float, request: AlignOptions
+) -> DraftWorth:
+    """Measure a drafter that stands alone, or the pair's draft."""
+    draft = alone or (pair.draft if isinstance(pair.draft, Drafter) else drafter_of(pair.draft))
     return measure_draft(
         HuggingFaceModel(pair.target),
         draft,

@@ -1,18 +1,29 @@
 """Drafters one behind the other: the first tokens of a chain from the better one, the next from a cheaper one."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 
-from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session, finished, is_sound
+from polydraft.drafters.contract import (
+    Defaults,
+    Drafter,
+    DraftRequest,
+    Needs,
+    Session,
+    finished,
+    is_by_text_alone,
+    is_sound,
+    stretches,
+)
 from polydraft.drafters.several.route import SeveralDrafters
 from polydraft.drafters.text.guess import Bounds, TextDrafter, given
 from polydraft.errors import InvalidDraft, InvalidParameter, UnpairedScheme, is_whole, shown
 from polydraft.probs import SamplingParams
 from polydraft.reading import Features, Step, Text
 from polydraft.rows import cut, parts, scratch, shared
-from polydraft.schemes import IID, Scheme
+from polydraft.schemes import IID, Scheme, TopK
 from polydraft.trees import MENDABLE, Chain, Draft, extended
 
 
@@ -85,9 +96,28 @@ class ByDepthDrafter(Drafter):
         """Whether all members are."""
         return all(map(is_sound, self.members))
 
+    def stretches(self, length: int) -> list[tuple[Drafter, int]]:
+        """Return those of the members.
+
+        Raises:
+            InvalidParameter: what follows from the text alone stands above another, which goes on where it ends.
+        """
+        if any(map(is_by_text_alone, self.members[:-1])):
+            raise InvalidParameter("A text drafter above another leaves it as much as it does not find; name it last.")
+        found, left = list[tuple[Drafter, int]](), length
+        for member, share in zip(self.members, self.lengths, strict=True):
+            found += stretches(member, min(share, left)) if left else []
+            left -= min(share, left)
+        return found
+
     def defaults(self, params: SamplingParams) -> Defaults:
-        """Give the whole chain."""
-        return Defaults(IID(), Chain(sum(self.lengths)))
+        """Give the whole chain: of the likeliest tokens at temperature 0, where all members can draft these."""
+        scheme: Scheme = IID()
+        if params.temperature == 0:
+            with suppress(UnpairedScheme):
+                self.check(TopK())
+                scheme = TopK()
+        return Defaults(scheme, Chain(sum(self.lengths)))
 
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` where a member does, and if drafts share their noise or have several rows."""

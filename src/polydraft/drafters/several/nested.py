@@ -20,6 +20,7 @@ from polydraft.drafters.contract import (
     drafters_in,
     loop_inside,
 )
+from polydraft.drafters.model import ModelDrafter
 from polydraft.errors import InvalidParameter, UnpairedScheme, VocabularyMismatch, shown
 from polydraft.models import LanguageModel, check_same_size
 from polydraft.probs import SamplingParams, sent
@@ -131,6 +132,17 @@ class NestedDrafter(Drafter):
         """How many slots a step inside needs behind a text."""
         inner = self.drafter.needs
         return self.policy.largest.size + inner.riders + inner.slots + 1
+
+    def stretches(self, length: int) -> list[tuple[Drafter, int]]:
+        """Return the middle, whose rows these are whoever drafts for it.
+
+        Raises:
+            InvalidParameter: it is a view with settings of its own.
+        """
+        if self._view is not None and self.params is not None:
+            raise InvalidParameter("A view of the target that a stack samples by settings of its own is not measured.")
+        rows = cast(Drafter, self._view) or ModelDrafter(cast(LanguageModel, self.middle), params=self.params)
+        return [(rows, min(length, self.length))]
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Give the chain."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -223,8 +223,11 @@ class GivenDrafter(Drafter):
 class TextDrafter(GivenDrafter):
     """A drafter of fixed tokens, which it knows from text and from earlier steps; derive from it and give `guesses`.
 
-    A policy bounds its trees: their depth, their nodes, and the children of a node.
+    A policy bounds its trees: their depth, their nodes, and the children of a node. If `by_text_alone`, its guesses
+    follow from the text, whatever was drafted before.
     """
+
+    by_text_alone: ClassVar[bool] = False
 
     def guesses(self, state: Any, text: Text, bounds: Bounds) -> tuple[list[Guess], Any]:
         """Return what may follow every row's text, and the state with which the step goes on; tokens may be unknown."""

@@ -45,6 +45,7 @@ class NgramDrafter(TextDrafter):
     shortest: int = 1
     matches: int = 1
     name = "ngram"
+    by_text_alone = True
     sound = True
 
     def __post_init__(self) -> None:

@@ -257,6 +257,7 @@ class SuffixDrafter(TextDrafter):
     occurrences: int = 128
     keeps: bool = True
     name = "suffix"
+    by_text_alone = True
     sound = True
 
     def __post_init__(self) -> None:
@@ -354,6 +355,7 @@ class RetrievalDrafter(TextDrafter):
     occurrences: int = 5000
     following: int = 10
     name = "rest"
+    by_text_alone = True
     sound = True
 
     def __post_init__(self) -> None:

@@ -33,7 +33,8 @@ class AlignOptions:
         help="Target model: folder, .gguf file, hub name, smollm2, or pair.", argument=True
     ).needed()
     draft: str | None = DRAFT.but(
-        help="Draft model to begin with: folder, hub name, pair-draft; or with --measure also a head, self:int8, mtp."
+        help="Draft model to begin with: folder, hub name, pair-draft; or with --measure also a head, self:int8, mtp, "
+        "ngram, or a stack of these."
     ).usually(None)
     out: Path | None = FOLDER.but(help="The new draft's folder. Default: aligned.", panel=OUTPUT).usually(None)
     work: Path | None = FOLDER.but(

@@ -66,7 +66,7 @@ def measure_draft(
 
     Args:
         target: the target.
-        drafter: a draft model, a head or a view of the target, which draws from rows of its own.
+        drafter: draws from rows of its own, or of the text alone; a stack of such ones.
         prompts: their tokens.
         params: the sampling settings that are served; the figures hold for these alone.
         length: the drafts of the longest chain.

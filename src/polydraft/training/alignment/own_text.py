@@ -2,23 +2,25 @@
 
 A drafter is asked at every place of a text, through its own contract, to draft the text's own tokens. So nothing is
 assumed of it: heads whose rows depend on where a step begins, views of the target and models of their own give the rows
-that they would draw from. A drafter that draws otherwise, such as one that looks drafts up, is refused.
+that they would draw from. Tokens that follow from the text alone are rows of one token each. A nested draft has the
+rows of its middle model, whoever drafts for that, and drafters one behind the other have each its own stretch of the
+chain. Who drafts from what became of earlier steps is refused: text does not tell what these were.
 """
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from polydraft.drafters import Drafter, DraftRequest, Session
+from polydraft.drafters import Drafter, DraftRequest, Session, is_by_text_alone, stretches
 from polydraft.errors import InvalidParameter
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams, sample, to_probs
 from polydraft.reading import Step, Text, reader_of
-from polydraft.schemes import IID, Uniforms
+from polydraft.schemes import IID, Given, Scheme, Uniforms
 from polydraft.trees import Chain, Draft, TokenTree, Verdict, in_pieces
 
 NO_TOKEN = -2
@@ -45,6 +47,10 @@ class OwnTexts:
         there = torch.arange(self.tokens.shape[1]) < (self.given + written).unsqueeze(-1)
         width = int((self.given + written).max())
         return OwnTexts(self.tokens.where(there, NO_TOKEN)[:, :width], self.given, written)
+
+    def of(self, row: int) -> "OwnTexts":
+        """Return one of the texts."""
+        return OwnTexts(*(getattr(self, one.name)[row : row + 1] for one in fields(self)))
 
     def before(self, place: int) -> Text:
         """Return the texts before the token that was written at a place, or before the last one."""
@@ -155,19 +161,19 @@ def check_chains(target: LanguageModel, drafter: Drafter) -> None:
     """Check that a drafter can be asked for the text's own tokens.
 
     Raises:
-        InvalidParameter: its drafts need more than a step's own rows, or the target has an encoder.
+        InvalidParameter: its drafts follow from earlier steps, or the target has an encoder.
         UnpairedScheme: it draws from no rows.
     """
     if target.facts.encodes:
         raise InvalidParameter("Texts of a target with an encoder are not measured; give a decoder.")
-    drafter.check(TextsToken())
-    if drafter.needs.riders:
-        raise InvalidParameter(
-            f"The {drafter.name} drafter needs riders beside its trees, and is not measured on text."
-        )
+    for one, _ in stretches(drafter, 1):
+        one.check(_scheme(one))
 
 
-@torch.inference_mode()
+def _scheme(drafter: Drafter) -> Scheme:
+    return Given() if is_by_text_alone(drafter) else TextsToken()
+
+
 def chains_of_text(
     target: LanguageModel, drafter: Drafter, texts: OwnTexts, params: SamplingParams, length: int
 ) -> ChainsOfText:
@@ -179,8 +185,27 @@ def chains_of_text(
         TargetMismatch, VocabularyMismatch: it is for another target.
     """
     check_chains(target, drafter)
+    ratio = torch.zeros(len(texts.given), int(texts.written.max()), length).double()
+    overlap, first = torch.zeros_like(ratio), 0
+    for one, count in stretches(drafter, length):
+        alone = range(len(texts.given)) if one.needs.riders else ()  # a text that has ended has no riders any more
+        parts = [_chains(target, one, texts.of(row), params, count) for row in alone]
+        for row, found in enumerate(parts or [_chains(target, one, texts, params, count)]):
+            rows = slice(row, row + 1) if parts else slice(None)
+            for mine, into in ((found.ratio, ratio), (found.overlap, overlap)):
+                own = mine[:, first:]
+                into[rows, : own.shape[1], first : first + count] = own
+        first += count
+    return ChainsOfText(ratio, overlap, texts.written)
+
+
+@torch.inference_mode()
+def _chains(
+    target: LanguageModel, drafter: Drafter, texts: OwnTexts, params: SamplingParams, length: int
+) -> ChainsOfText:
+    """Ask one that drafts whole chains."""
     rows, needs, policy, places = len(texts.given), drafter.needs, Chain(length), int(texts.written.max())
-    capacity = texts.tokens.shape[1] + policy.shape.size + needs.slots + 1
+    capacity, scheme = texts.tokens.shape[1] + policy.shape.size + needs.slots + needs.riders + 1, _scheme(drafter)
     reader = reader_of(target, rows, capacity, needs.layers, None, needs.queries)
     text = _sent(texts.before(0), target)
     state = drafter.start(text, Session(params, capacity, target.facts.vocab_size, reader))
@@ -192,11 +217,12 @@ def chains_of_text(
     for place in range(places):
         text = _sent(texts.before(place), target)
         marks = TextNoise(noise, lengths=text.lengths.cpu(), texts=texts.tokens)
-        draft, state = drafter.draft(state, DraftRequest(text, TextsToken(), policy, marks, reader))
+        draft, state = drafter.draft(state, DraftRequest(text, scheme, policy, marks, reader))
         chains.appendleft(_Chain.of(draft, drafter, marks, certain=not params.temperature))
         drawn[:, place] = chains[0].chances(length)
-        tree = TokenTree.root_only(text.last())
-        scored, after = reader.score(text, tree)
+        beside = in_pieces(draft)[0].draft if needs.riders else None  # riders of the next step lie behind its nodes
+        tree = TokenTree.root_only(text.last()) if beside is None else beside.tree
+        scored, after = reader.score(text, tree, beside)
         laws = to_probs(scored.logits, params)
         law, token = laws[:, 0].cpu().double(), texts.tokens.gather(1, text.lengths.cpu().unsqueeze(-1)).squeeze(-1)
         own[:, place] = law.gather(-1, token.clamp_min(0).unsqueeze(-1)).squeeze(-1)
@@ -226,8 +252,12 @@ class _Chain:
         depth = draft.atoms.shape[1] - 1
         there, tokens = draft.tree.valid[:, 1:], draft.tree.tokens[:, 1:]
         asked = [marks.tied(level, tokens[:, level : level + 1]) for level in range(depth)]
+        right = torch.cat([torch.ones(len(tokens), 1).double(), *asked], 1)
         chain = draft.tree.parents[0].tolist() == [*range(-1, depth)]
-        if len(pieces) > 1 or draft.probs.dim() != 3 or not chain or bool((torch.cat(asked, 1) != 1)[there].any()):
+        if is_by_text_alone(drafter):  # a token is a row of its own, and where it is wrong the next has no place
+            kept = (right * nn.functional.pad(there, (1, 0), value=True)).cumprod(-1)
+            return cls(tokens.where(there, -1).unsqueeze(-1), kept[:, :-1].unsqueeze(-1), kept[:, 1:])
+        if len(pieces) > 1 or draft.probs.dim() != 3 or not chain or bool((right[:, 1:] != 1)[there].any()):
             raise InvalidParameter(
                 f"The {drafter.name} drafter does not draw from rows of its own alone; measure the draft model or head "
                 "in it."

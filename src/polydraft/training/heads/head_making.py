@@ -201,7 +201,7 @@ class MadeHead:
         seconds: how long it learnt, since the run was begun or gone on with.
         drift: how far the target is from the one that it was, if it learnt as well: drafts are exact for the tuned one.
         tokens_per_call: by rule, what chains of 1, 2, ... drafts bring on held-out text at temperature 1; None where
-            that was not measured: of heads whose target learnt, drafts have riders, or texts have sources.
+            that was not measured: of heads whose target learnt, or whose texts have sources.
     """
 
     folder: Path
