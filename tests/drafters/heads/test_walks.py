@@ -12,6 +12,7 @@ from heads import WALKS, walk
 from safetensors.torch import load_file, save_file
 from test_block_heads import begun, text_of
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 import polydraft
@@ -21,6 +22,7 @@ from polydraft.drafters.heads.walks.hydra import Hydra
 from polydraft.errors import CheckpointError
 from polydraft.models import HuggingFaceModel
 from polydraft.reading import Reader, Text
+from polydraft.training.heads.losses import last_state_training, row_losses
 from polydraft.training.heads.losses.last_state_training import WalkTraining
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.new_heads import MEDUSA_LOSSES
@@ -229,6 +231,35 @@ def test_steps_lower_the_loss_of_a_joined_walk_and_gradients_reach_everything(lo
         optimizer.step()
         losses.append(float(found.detach()))
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("loss", MEDUSA_LOSSES)
+def test_rows_that_are_made_a_few_at_a_time_are_the_same_and_less_is_held(
+    loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = tiny_model(vocab=VOCAB)
+    network = walk("joined", tokens=FEW).network.float().requires_grad_(True)
+    ids = torch.randint(VOCAB, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True)
+    final, read = out.hidden_states[-1].float(), torch.cat([out.hidden_states[one].float() for one in (1, 0, -1)], -1)
+    training, found = WalkTraining(network, TargetEnds.of(model, FEW), MEDUSA_LOSSES[loss]), list[Any]()
+    monkeypatch.setattr(row_losses, "STATES", 16)
+    for most in (10**9, 0):
+        monkeypatch.setattr(last_state_training, "MOST_NUMBERS", most)
+        held = list[bool]()
+
+        def kept(one: Tensor, held: list[bool] = held) -> Tensor:
+            held.append(one.shape[-1:] == FEW.shape)
+            return one
+
+        with saved_tensors_hooks(kept, lambda one: one):
+            made = training(ids, torch.ones_like(ids), read, final, out.logits.logsumexp(-1).float())
+        slopes = torch.autograd.grad(made["loss"], [*network.parameters()])
+        found.append((made["loss"].detach(), made["overlap"], *slopes, sum(held)))
+    (*whole, rows), (*parts, none) = found
+    torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+    assert rows and not none
 
 
 @pytest.mark.parametrize("kind", ["joined", "hydra++"])

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
@@ -26,16 +25,16 @@ from polydraft.training.alignment.own_text import ChainsOfText
 from polydraft.training.alignment.text_calls import ratios
 from polydraft.training.heads.losses.masked_training import with_copies, without_copies
 from polydraft.training.heads.losses.row_losses import (
+    STATES,
     HeadBatch,
     HeadTraining,
     TargetEnds,
     Values,
     agreement,
     chances,
+    few_at_a_time,
 )
 
-PLACES = 512
-"""Of how many places rows are made at a time."""
 NEAR = 1e-3
 """How far rows that are made of a model's last states may be from its own."""
 
@@ -106,11 +105,7 @@ class DraftTraining(HeadTraining):
         """
         asked, tokens, states, final = self._read(batch)
         own = heats[asked.nonzero()[:, 0]]
-        parts = [
-            checkpoint(self._rows, *part, use_reentrant=False)
-            for part in zip(*(one.split(PLACES) for one in (states, final, own, tokens)), strict=True)
-        ] or [self._rows(states, final, own, tokens)]
-        return asked, LearntRows(*(torch.cat(found) for found in zip(*cast(Any, parts), strict=True)))
+        return asked, LearntRows(*few_at_a_time(self._rows, states, final, own, tokens))
 
     def _read(
         self, batch: HeadBatch
@@ -155,7 +150,7 @@ class DraftTraining(HeadTraining):
         return logits, laws
 
     def laws_of(self, batch: HeadBatch, heat: float) -> Iterator[tuple[Float[Tensor, "m V"], Float[Tensor, "m V"]]]:
-        """Yield the rows q of the draft and p of the target for the tokens that were asked for, `PLACES` at a time.
+        """Yield the rows q of the draft and p of the target for the tokens that were asked for, `STATES` at a time.
 
         Rows are in the order of texts and places, and over the tokens that both models have: p sums to less than 1
         where the target has more.
@@ -165,7 +160,7 @@ class DraftTraining(HeadTraining):
             heat: the temperature of all rows, above 0.
         """
         _, _, states, final = self._read(batch)
-        for own, other in zip(states.split(PLACES), final.split(PLACES), strict=True):
+        for own, other in zip(states.split(STATES), final.split(STATES), strict=True):
             logits, laws = self._both(own, other, torch.full((len(own),), heat, device=own.device))
             yield filtered_scores(logits, self.filters).softmax(-1), laws
 
@@ -201,7 +196,7 @@ class DraftTraining(HeadTraining):
             overlap, ratio = rows.overlap, rows.ratio
         else:
             asked, tokens, states, _ = self._read(batch)
-            best = torch.cat([self.logits(one).argmax(-1) for one in states.split(PLACES)])
+            best = torch.cat([self.logits(one).argmax(-1) for one in states.split(STATES)])
             overlap = ratio = (best == tokens).float()
         ratio, overlap = (chains_from(asked, one, length).double().cpu() for one in (ratio, overlap))
         return ChainsOfText(ratio, overlap, asked.sum(-1).cpu())

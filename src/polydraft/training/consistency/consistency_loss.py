@@ -20,24 +20,22 @@ Source: CLLM (arXiv 2403.00835, sections 3.2 and 3.3, global consistency); hao-a
 `cllm/cllm_trainer_global.py`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter
-from polydraft.training.alignment.draft_training import PLACES
 from polydraft.training.consistency.trajectories import BlockReader, answers_of, block_roots, repeating
 from polydraft.training.heads.losses.masked_training import with_copies, without_copies
 from polydraft.training.heads.losses.row_losses import (
     Learner,
     TargetEnds,
     agreement,
+    few_at_a_time,
     forward_divergence,
     soft_cross_entropy,
 )
@@ -118,22 +116,15 @@ class ConsistencyTraining(Learner):
         places = roots.unsqueeze(-1) + 1 + torch.arange(self.settings.block - 1)  # whose next token is in the block
         asked = wrong[..., :-1] & valid[:, places + 1].bool() & ~repeating(ids, self.settings.block).unsqueeze(-1)
         labels = (final if self.settings.keep == LAW else states.text.detach())[:, places]
-        values, shared = self._parts(self._consistency, states.guesses[:, :, :-1][asked], labels[asked])
+        values, shared = few_at_a_time(self._consistency, states.guesses[:, :, :-1][asked], labels[asked])
         there = valid[:, 1:].bool()
         on_text = (final if self.settings.keep == LAW else ids.unsqueeze(-1).roll(-1, 1))[:, :-1][there]
-        kept, _ = self._parts(self._on_text, states.text[:, :-1][there], on_text)
+        kept, _ = few_at_a_time(self._on_text, states.text[:, :-1][there], on_text)
         counts = asked.sum((0, 1))
         levels = torch.arange(self.settings.block - 1, device=ids.device).expand_as(asked)[asked]
         overlap = torch.zeros_like(counts, dtype=torch.float32).index_add(0, levels, shared) / counts.clamp_min(1)
         loss = values.sum() / max(len(values), 1) + self.settings.weight * kept.sum() / max(len(kept), 1)
         return {"loss": loss, "overlap": overlap, "count": counts}
-
-    def _parts(self, value: Callable[[Tensor, Tensor], Pair], states: Tensor, labels: Tensor) -> Pair:
-        """Return values of rows, which are made `PLACES` at a time, and again for the gradient."""
-        both = zip(states.split(PLACES), labels.split(PLACES), strict=True)
-        found: list[Pair] = [checkpoint(value, *one, use_reentrant=False) for one in both]
-        first, second = zip(*found, strict=True)
-        return torch.cat(first), torch.cat(second)
 
     def _consistency(self, states: Float[Tensor, "m d"], labels: Float[Tensor, "m e"]) -> Pair:
         logits, law = self.reader.logits(states), self._law(labels, own=self.settings.keep == TOKENS)

@@ -34,7 +34,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from polydraft.probs import Noise
-from polydraft.training.alignment.draft_training import PLACES, splits
+from polydraft.training.alignment.draft_training import splits
+from polydraft.training.heads.losses.row_losses import STATES
 from polydraft.training.heads.shards import Shards
 
 GUESSES = "guesses"
@@ -111,7 +112,7 @@ class BlockReader:
 
     def likeliest(self, states: Float[Tensor, "*b d"]) -> Int[Tensor, "*b"]:
         """Return the likeliest tokens of states, of whose rows a part is made at a time."""
-        parts = [self.logits(part).argmax(-1) for part in states.flatten(0, -2).split(PLACES)]
+        parts = [self.logits(part).argmax(-1) for part in states.flatten(0, -2).split(STATES)]
         return torch.cat(parts).view(states.shape[:-1])
 
 

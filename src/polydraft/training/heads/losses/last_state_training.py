@@ -5,6 +5,7 @@ from the target's own state at token t + i + 1.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +21,7 @@ from polydraft.training.heads.losses.row_losses import (
     TargetEnds,
     agreement,
     cross_entropy,
+    few_at_a_time,
     in_parts,
     places_behind,
     same_tokens,
@@ -27,6 +29,8 @@ from polydraft.training.heads.losses.row_losses import (
     weighted,
 )
 
+MOST_NUMBERS = 2**28
+"""Of all rows of a step, 1 GB: more of a walk's are made a few at a time, and a second time for the gradient."""
 RowLoss = Callable[[Float[Tensor, "n V"], Float[Tensor, "n V"]], Float[Tensor, " n"]]
 """A loss of a head's logits and the target's probabilities, such as `soft_cross_entropy` or `total_variation`."""
 
@@ -152,14 +156,29 @@ class WalkTraining(HeadTraining):
         losses, overlaps, counts = list[Tensor](), list[Tensor](), list[Tensor]()
         for depth, states in enumerate(self.walked(batch, network.depths)):
             there = asked[..., depth]
-            logits, label = network.rows(states[there], depth, target.output), ids.roll(-depth - 2, 1)[there]
-            laws = target.laws(*(one.roll(-depth - 1, 1)[there] for one in (final, batch.lse)))
-            known = target.place_of(label)
-            values = cross_entropy(logits, known) if self.row_loss is None else self.row_loss(logits, laws)
+            known, own = target.place_of(ids.roll(-depth - 2, 1)[there]), states[there]
+            behind, total = (one.roll(-depth - 1, 1)[there] for one in (final, batch.lse))
+            rows, numbers = partial(self._rows, depth), len(own) * network.depths * len(target.rows)
+            made = few_at_a_time if numbers > MOST_NUMBERS else _at_once
+            values, overlap = made(rows, own, behind, total, known)
             counts.append(there.sum())
             losses.append(values.sum() / counts[-1].clamp_min(1))
-            overlaps.append(agreement(logits, laws).sum().detach() / counts[-1].clamp_min(1))
+            overlaps.append(overlap.sum() / counts[-1].clamp_min(1))
         return summed(losses, overlaps, counts)
+
+    def _rows(
+        self,
+        depth: int,
+        states: Float[Tensor, "m s"],
+        final: Float[Tensor, "m d"],
+        total: Float[Tensor, " m"],
+        known: Int[Tensor, " m"],
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """Return the loss and the overlap of each row; the text's tokens are places of the head's, or -1."""
+        (target,) = self.target
+        logits, laws = self.network.rows(states, depth, target.output), target.laws(final, total)
+        values = cross_entropy(logits, known) if self.row_loss is None else self.row_loss(logits, laws)
+        return values, agreement(logits, laws).detach()
 
     def walked(self, batch: HeadBatch, depths: int) -> Iterator[Float[Tensor, "b t s"]]:
         """Yield the states of nodes of each depth, below the token that follows each place."""
@@ -180,3 +199,7 @@ class WalkTraining(HeadTraining):
                 return network.rows(states[some, own - 1], depth, target.output)
 
             yield from in_parts(texts, roots, depth, logits)
+
+
+def _at_once(rows: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    return rows(*given)

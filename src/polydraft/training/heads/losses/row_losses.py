@@ -7,12 +7,13 @@ are given. What p has elsewhere can never be accepted.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
@@ -359,6 +360,15 @@ def in_parts(texts: Int[Tensor, " m"], roots: Int[Tensor, " m"], depth: int, log
     """Yield rows of a depth, `STATES` at a time, where `logits` gives those of some of these texts and places."""
     for some, own in zip(texts.split(STATES), roots.split(STATES), strict=True):
         yield RowsAlong(some, own, depth, logits(some, own))
+
+
+def few_at_a_time(rows: Callable[..., tuple[Tensor, ...]], *given: Shaped[Tensor, "m *d"]) -> tuple[Tensor, ...]:
+    """Return what is made of places, `STATES` at a time, and again for the gradient, so that few rows are held."""
+    parts = [
+        cast(tuple[Tensor, ...], checkpoint(rows, *part, use_reentrant=False))
+        for part in zip(*(one.split(STATES) for one in given), strict=True)
+    ] or [rows(*given)]
+    return tuple(torch.cat(found) for found in zip(*parts, strict=True))
 
 
 def summed(losses: Sequence[Tensor], overlaps: Sequence[Tensor], counts: Sequence[Tensor]) -> dict[str, Tensor]:
