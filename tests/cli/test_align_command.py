@@ -40,6 +40,7 @@ def test_a_draft_is_measured_by_temperature_and_length_of_chain(call: Call, caps
         assert len(token) == len(block) == len(one["overlap"]) == 2
         assert 1 <= token[0]["mean"] <= 2 and token[0]["mean"] == pytest.approx(block[0]["mean"])
         assert token[1]["mean"] <= block[1]["mean"] + 1e-9 and one["texts"] == 2
+        assert len(one["predicted_speed"]) <= 2 and all(0 < speed < 10 for speed in one["predicted_speed"])
     assert call(*MEASURE, "--temperature", "1") == 0
     assert "Temperature 1: tokens per target call" in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from polydraft.bench.aligning.form_costs import FormCost, cost_of
 from polydraft.bench.bootstrap import Estimate, bootstrap_weights, estimate, widening_for_few
 from polydraft.bench.prompts.prompt import encode
 from polydraft.catalogue import drafter_line, is_drafter_word
@@ -20,7 +21,7 @@ from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
 from polydraft.options.commands.align_options import AlignOptions
 from polydraft.probs import SamplingParams, filters_in_force
-from polydraft.training.alignment.draft_worth import RULES, DraftWorth, measure_draft
+from polydraft.training.alignment.draft_worth import BLOCK, RULES, DraftWorth, measure_draft
 from polydraft.training.heads.head_making import end_ids_of
 
 EXCERPT_TOKENS = 64
@@ -54,16 +55,19 @@ def run_align(request: AlignOptions) -> int:
             alone = drafter_line(word).named(word) if is_drafter_word(word, 0) else None
             pair = load(request.target, None if alone else word, dtype=request.dtype, device=request.device)
         encoded = _fitting(pair, [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts], request)
-        found = dict[float, DraftWorth]()
+        found, speeds = dict[float, DraftWorth](), dict[float, list[float]]()
+        draft = alone or (pair.draft if isinstance(pair.draft, Drafter) else drafter_of(pair.draft))
         for heat in heats:
             with notes.status(f"The target writes at temperature {heat:g}, and its draft is asked along ..."):
-                found[heat] = _measured(pair, alone, encoded, heat, request)
+                found[heat] = _measured(pair, draft, encoded, heat, request)
+            with notes.status("Passes and drafts are timed ..."):
+                speeds[heat] = predicted(found[heat], cost_of(HuggingFaceModel(pair.target), draft, heat))
     except KeyboardInterrupt:
         return stopped()
     if request.as_json:
-        print_json_line(as_dict(request, found))
+        print_json_line(as_dict(request, found, speeds))
     else:
-        _show(request, found)
+        _show(request, found, speeds)
     return 0
 
 
@@ -101,11 +105,12 @@ def _fitting(pair: Pair, prompts: Sequence[Tensor], request: AlignOptions) -> li
     return fitting
 
 
-def _measured(
-    pair: Pair, alone: Drafter | None, prompts: Sequence[Tensor], heat: float, request: AlignOptions
-) -> DraftWorth:
-    """Measure a drafter that stands alone, or the pair's draft."""
-    draft = alone or (pair.draft if isinstance(pair.draft, Drafter) else drafter_of(pair.draft))
+def predicted(found: DraftWorth, cost: FormCost) -> list[float]:
+    """Return how much faster than plain decoding chains of 1, 2, ... drafts are, as blocks, as far as was timed."""
+    return [tokens / step for tokens, step in zip(found.tokens_per_call[BLOCK], cost.steps, strict=False)]
+
+
+def _measured(pair: Pair, draft: Drafter, prompts: Sequence[Tensor], heat: float, request: AlignOptions) -> DraftWorth:
     return measure_draft(
         HuggingFaceModel(pair.target),
         draft,
@@ -133,7 +138,9 @@ def _possible(one: Estimate) -> Estimate:
     return one if one.low is None else replace(one, low=max(one.low, 1.0))
 
 
-def as_dict(request: AlignOptions, found: Mapping[float, DraftWorth]) -> dict[str, Any]:
+def as_dict(
+    request: AlignOptions, found: Mapping[float, DraftWorth], speeds: Mapping[float, list[float]]
+) -> dict[str, Any]:
     """Return what was measured, for JSON."""
     return {
         "target": request.target,
@@ -144,6 +151,7 @@ def as_dict(request: AlignOptions, found: Mapping[float, DraftWorth]) -> dict[st
                 "texts": len(one.tokens),
                 "tokens": int(one.tokens.sum()),
                 "overlap": list(one.overlap),
+                "predicted_speed": speeds[heat],
                 "tokens_per_call": {
                     rule: [vars(value) for value in values] for rule, values in estimates(one, request.seed).items()
                 },
@@ -153,20 +161,25 @@ def as_dict(request: AlignOptions, found: Mapping[float, DraftWorth]) -> dict[st
     }
 
 
-def _show(request: AlignOptions, found: Mapping[float, DraftWorth]) -> None:
+def _show(request: AlignOptions, found: Mapping[float, DraftWorth], speeds: Mapping[float, list[float]]) -> None:
     console = new_console()
     for heat, one in found.items():
-        table = columns((), ("drafts", *(f"{rule}, 95 %" for rule in RULES), "overlap"))
+        table = columns((), ("drafts", *(f"{rule}, 95 %" for rule in RULES), "overlap", "speed"))
         values = estimates(one, request.seed)
         for place, overlap in enumerate(one.overlap):
             cells = [_in_words(values[rule][place]) for rule in RULES]
-            table.add_row(str(place + 1), *cells, f"{overlap:.3f}")
+            speed = f"{speeds[heat][place]:.2f}x" if place < len(speeds[heat]) else ""
+            table.add_row(str(place + 1), *cells, f"{overlap:.3f}", speed)
         texts = counted(len(one.tokens), "text")
         console.print(
             f"Temperature {heat:g}: tokens per target call of chains, on {int(one.tokens.sum())} tokens in {texts}"
         )
         console.print(table)
-    console.print("Overlap is the mean of sum min(target, draft) by draft, given the text's tokens above it.")
+    console.print(
+        "Overlap is the mean of sum min(target, draft) by draft, given the text's tokens above it. Speed is predicted, "
+        "over plain decoding: tokens per call as a block over the time of a step, as passes and drafts take here.",
+        soft_wrap=True,
+    )
 
 
 def _in_words(one: Estimate) -> str:

@@ -15,7 +15,8 @@ from polydraft.probs import SamplingParams
 from polydraft.training.alignment.own_text import ChainsOfText, chains_of_text, check_chains, own_texts
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block, kept_by_token
 
-RULES = {"token by token": kept_by_token, "as a block": kept_as_block}
+BLOCK = "as a block"
+RULES = {"token by token": kept_by_token, BLOCK: kept_as_block}
 """How a chain may be verified: by speculative sampling, or by block verification."""
 TOGETHER = 16
 """How many texts are written and read at a time."""
