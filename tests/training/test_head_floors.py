@@ -6,14 +6,19 @@ The figures are those of docs/log.md, less what another machine's rounding may c
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import BartConfig, BartForConditionalGeneration
 
 import polydraft
+from polydraft import Chain
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.prompts.prompt import encode
+from polydraft.drafters import SpecDrafter, drafter_of
+from polydraft.engine import draft_for
 from polydraft.models import HuggingFaceModel
 from polydraft.training import MAKERS, HeadPlan, HeadRecipe, HeadSize, MadeHead, WritingPlan, make_head, usual_form
 from polydraft.training.heads.head_making import end_ids_of, networks_of
@@ -161,3 +166,47 @@ def test_heads_that_know_the_path_draft_better_than_those_that_do_not(work: Path
 def test_learning_what_is_accepted_beats_cross_entropy(work: Path) -> None:
     published = made("mixing", "published", work).drafting.efficiency
     assert published > made("mixing", "entropy", work).drafting.efficiency
+
+
+def copying() -> tuple[Any, list[Tensor]]:
+    """Return an encoder-decoder that has learnt to say its source again, and sources: the embedded target has none."""
+    torch.manual_seed(3)
+    sides = {f"{side}_{part}": size for side in ("encoder", "decoder") for part, size in SIDES.items()}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": 2}
+    sizes = {"vocab_size": 32, "d_model": 64, "max_position_embeddings": 64, "encoder_layers": 1, "decoder_layers": 3}
+    model = BartForConditionalGeneration(BartConfig(**sizes, **sides, **ends, forced_eos_token_id=None, dropout=0.0))
+    optimizer, steps = torch.optim.AdamW(model.parameters(), 3e-3), 400
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    random = torch.Generator().manual_seed(4)
+    for _ in range(steps):
+        texts = torch.randint(4, 32, (32, 12), generator=random)
+        loss = model(input_ids=texts, labels=torch.cat([texts, torch.full((32, 1), 2)], 1)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rate.step()
+    return model.eval(), [*torch.randint(4, 32, (80, 12), generator=random)]
+
+
+SIDES = {"attention_heads": 4, "ffn_dim": 128}
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_spec_drafter_drafts_what_a_small_encoder_decoder_writes(learns: bool, tmp_path: Path) -> None:
+    """Chains of four drawn drafts at temperature 1 of sources that it has not seen."""
+    target, sources = copying()
+    recipe = HeadRecipe(steps=150 if learns else 1, texts=16)
+    plan = HeadPlan("spec-drafter", HeadSize(drafts=4), WritingPlan(tokens=8000, length=16), recipe, name="mine")
+    make_head(target, sources[:64], tmp_path / "work", tmp_path / "draft", plan)
+    drafter = cast(SpecDrafter, drafter_of(draft_for(tmp_path / "draft", target)))
+    if not learns:
+        with torch.no_grad():
+            for value in cast(HuggingFaceModel, drafter.model).model.parameters():
+                value.normal_(std=SPREAD)
+    given: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "max_new_tokens": 14, "policy": Chain(4)}
+    runs = [
+        polydraft.stream(target, source[None], drafter=drafter, seed=seed, **given).exhaust().statistics
+        for seed, source in enumerate(sources[64:])
+    ]
+    worth = sum(one.new_tokens for one in runs) / sum(one.target_calls for one in runs)
+    assert worth > 1.6 if learns else worth < 1.03
