@@ -362,7 +362,7 @@ def in_parts(texts: Int[Tensor, " m"], roots: Int[Tensor, " m"], depth: int, log
         yield RowsAlong(some, own, depth, logits(some, own))
 
 
-def few_at_a_time(rows: Callable[..., tuple[Tensor, ...]], *given: Shaped[Tensor, "m *d"]) -> tuple[Tensor, ...]:
+def few_at_a_time(rows: Callable[..., tuple[Tensor, ...]], *given: Shaped[Tensor, "m ..."]) -> tuple[Tensor, ...]:
     """Return what is made of places, `STATES` at a time, and again for the gradient, so that few rows are held."""
     parts = [
         cast(tuple[Tensor, ...], checkpoint(rows, *part, use_reentrant=False))
