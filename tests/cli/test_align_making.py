@@ -88,6 +88,13 @@ def test_a_draft_is_tuned_judged_and_loads(here: Path) -> None:
     json.dumps(found.as_dict())
 
 
+def test_filters_have_no_temperature_of_their_own(here: Path) -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"The filters have a temperature of 0\.5; name it among the temperatures"
+    ):
+        plan(filters=SamplingParams(temperature=0.5, top_p=0.9))
+
+
 def test_filters_that_are_served_hold_in_every_stage(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[dict[str, Any]]()
     own = arms.stream
