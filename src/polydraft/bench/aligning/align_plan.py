@@ -65,7 +65,7 @@ class AlignPlan:
                 raise InvalidParameter(f"A draft learns by one of {', '.join(known)}, not {loss!r}{hint(loss, known)}.")
         if self.filters.temperature != 1:
             raise InvalidParameter(
-                f"The filters have a temperature of {self.filters.temperature:g}; name it among the temperatures instead."
+                f"The filters have a temperature of {self.filters.temperature:g}; name it among the temperatures."
             )
         if self.filters != UNFILTERED and not any(self.temperatures):
             idle = ", ".join(filters_in_force(self.filters))
