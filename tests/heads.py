@@ -252,11 +252,20 @@ TOY_HEADS: dict[str, Callable[[int], Drafter]] = {
     "SPIRe": lambda vocab: spire_drafter(4),
     "adapter": lambda vocab: adapter_drafter(4, 1, 2),
     "PARD": lambda vocab: ParallelDrafter(Toy(vocab + 1, 1), vocab),
+    "PARD, path term": lambda vocab: ParallelDrafter(Toy(vocab + 1, 1), vocab, path=term_of_masks(vocab + 1)),
     "guesses": lambda vocab: JacobiBlockDrafter(Toy(vocab, 1), 3),
     "guesses, mended twice": lambda vocab: JacobiBlockDrafter(Toy(vocab, 1), 3, 2),
     "SpecDec": lambda vocab: SpecDrafter(HuggingFaceModel(encoder_decoder("t5", vocab_size=6)), 5, 2),
 }
 """Heads for `Seen`, with so many tokens, and draft models for masks."""
+
+
+def term_of_masks(vocab: int, seed: int = 5) -> Markov:
+    """Return a path term that changes rows a good deal."""
+    made, random = Markov(vocab, vocab, 3).double().requires_grad_(False), torch.Generator().manual_seed(seed)
+    for weight in made.parameters():
+        weight.copy_(torch.randn(weight.shape, generator=random, dtype=weight.dtype))
+    return made
 
 
 def of_few(head: str, tokens: Tensor, vocab: int) -> HeadDrafter[Any]:

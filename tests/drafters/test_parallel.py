@@ -1,6 +1,7 @@
 """PARD: all levels of a tree come out of one pass over the text and masks behind it, of which nothing is kept."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from doubles import TREE_KINDS, broken, passes_of, perturbed, step_of, tiny_model, tiny_tokenizer
 from families import built
+from heads import term_of_masks
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -60,21 +62,25 @@ def drafted(
     return own.draft(state, asked)
 
 
-@torch.no_grad()
 def by_hand(model: PreTrainedModel, text: Sequence[int], slots: int) -> Tensor:
-    """Return the laws of slots 1 to K: a pass without a cache over text and K - 1 masks, under a written mask."""
+    """Return the laws of slots 1 to K."""
+    return to_probs(slots_by_hand(model, text, slots), PARAMS)
+
+
+@torch.no_grad()
+def slots_by_hand(model: PreTrainedModel, text: Sequence[int], slots: int) -> Tensor:
+    """Return the logits of slots 1 to K: a pass without a cache over text and K - 1 masks, under a written mask."""
     given = [*text, *[MASK] * (slots - 1)]
     size = len(given)
     hidden = torch.full((size, size), torch.finfo(torch.float64).min, dtype=torch.float64)
     for query in range(size):
         hidden[query, : query + 1] = 0
-    logits = model(
+    return model(
         input_ids=torch.tensor([given]),
         attention_mask=hidden.view(1, 1, size, size),
         position_ids=torch.arange(size).unsqueeze(0),
         use_cache=False,
     ).logits[0, len(text) - 1 :, :VOCAB]
-    return to_probs(logits, PARAMS)
 
 
 def check_rows(draft: Draft, texts: Sequence[Sequence[int]], model: PreTrainedModel) -> int:
@@ -97,6 +103,23 @@ def test_rows_are_slots_written_by_hand(kind: str) -> None:
     assert check_rows(draft, ROWS, draft_module(kind)) == 6 * len(ROWS)
     slots = by_hand(draft_module(kind), ROWS[0], 4)
     assert min(float((a - b).abs().max()) for a, b in pairwise(slots)) > 1e-3, "no two are alike"
+
+
+def test_rows_with_a_path_term_are_those_of_slot_and_token_by_hand() -> None:
+    """Below the root alone: the row behind the text is the model's own."""
+    term, text = term_of_masks(VOCAB + 2), text_of(ROWS)
+    own = replace(drafter(), path=term)
+    draft, _ = drafted(own, begun(own, text), text)
+    inner = (draft.tree.children >= 0).any(-1) & draft.tree.valid
+    for row, node in inner.nonzero().tolist():
+        depth, token = int(draft.tree.depth[row, node]), int(draft.tree.tokens[row, node])
+        logits = slots_by_hand(draft_module(), ROWS[row], 4)[depth]
+        gained = (term.markov_w2.weight @ term.markov_w1.weight[token])[:VOCAB] if depth else 0
+        found = torch.zeros(VOCAB, dtype=torch.float64)
+        found[draft.shortlist[row, node]] = draft.probs[row, node].double()
+        assert torch.allclose(found, to_probs(logits + gained, PARAMS), atol=1e-9)
+    with pytest.raises(InvalidParameter, match="The path term knows 24 tokens and the draft model 26"):
+        replace(drafter(), path=term_of_masks(VOCAB))
 
 
 def test_what_lies_in_the_slots_and_how_many_there_are() -> None:
@@ -159,20 +182,22 @@ def test_rows_of_a_batch_are_those_of_texts_alone_and_may_be_moved_and_rewound()
     assert check_rows(draft, turned, draft_module()) == 6 * len(ROWS)
 
 
-def near(scale: float = 0.05) -> tuple[PreTrainedModel, ParallelDrafter]:
+def near(scale: float = 0.05, path: bool = False) -> tuple[PreTrainedModel, ParallelDrafter]:
     """Return a target and a drafter that is right some of the time, at least where it reads no mask."""
     target = tiny_model(vocab=VOCAB)
-    return target, ParallelDrafter(HuggingFaceModel(perturbed(target, scale)), VOCAB - 1)
+    term = term_of_masks(VOCAB) if path else None
+    return target, ParallelDrafter(HuggingFaceModel(perturbed(target, scale)), VOCAB - 1, path=term)
 
 
 POLICIES: dict[str, TreePolicy | None] = {"default": None, "chain": Chain(4), "widths": Widths((3, 2, 1))}
 
 
 @pytest.mark.long(2)
+@pytest.mark.parametrize("path", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_greedy_texts_are_those_of_plain_decoding(policy: str) -> None:
+def test_greedy_texts_are_those_of_plain_decoding(policy: str, path: bool) -> None:
     """Alone, in a ragged batch, in a running batch whose prompts are read in chunks."""
-    target, own = near()
+    target, own = near(path=path)
     options: dict[str, Any] = {**GREEDY, "eos_token_id": None}
     prompts = [torch.tensor(row) for row in ROWS]
     plain = [polydraft.generate(target, one[None], drafter="none", **options).sequences[0] for one in prompts]

@@ -11,7 +11,7 @@ import torch
 from doubles import tiny_model
 
 import polydraft
-from polydraft.drafters import Drafter, ModelDrafter, NgramDrafter, SelfDrafter, View
+from polydraft.drafters import ByDepthDrafter, Drafter, ModelDrafter, NgramDrafter, SelfDrafter, View
 from polydraft.engine import measured
 from polydraft.engine.fitted import fitted_policy
 from polydraft.engine.measured import Measured
@@ -229,6 +229,17 @@ def test_settings_of_drafters_are_told_apart_and_models_loaded_anew_are_not(
         drafting = ModelDrafter(HuggingFaceModel(tiny_model(seed=2)), params=params)
         fitted_policy(door, drafting, SAMPLED, usual, WARM)
     assert len(asked) == 2
+
+
+def test_drafters_one_behind_the_other_are_told_apart_by_what_each_drafts(
+    door: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names and networks are the same."""
+    asked, draft = told(monkeypatch, JUMPS), HuggingFaceModel(tiny_model(seed=2))
+    for lengths, longest in (((1, 4), 2), ((4, 1), 2), ((1, 4), 3), ((1, 4), 2)):
+        drafting = ByDepthDrafter((ModelDrafter(draft), NgramDrafter(longest=longest)), lengths)
+        fitted_policy(door, drafting, SAMPLED, Chain(5), WARM)
+    assert len(asked) == 3
 
 
 def test_a_call_from_inside_a_pass_that_is_measured_does_not_wait(door: HuggingFaceModel) -> None:

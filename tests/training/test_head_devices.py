@@ -70,7 +70,7 @@ def test_no_head_mixes_host_and_device_while_it_learns(kind: str, loss: str) -> 
     texts, tokens = given(target), torch.arange(0, VOCAB, 2)
     with counted():
         there = {name: on_device(one) for name, one in texts.items()}
-        all_tokens = kind in ("mlp", "arctic-rnn", "arctic-lstm", "redrafter", "pard", "medusa-2", "space")
+        all_tokens = kind in ("mlp", "arctic-rnn", "arctic-lstm", "redrafter", "pard", "pard-path", "medusa-2", "space")
         own = None if all_tokens else on_device(tokens)
         ends = TargetEnds.of(moved(target), own)  # type: ignore[arg-type]
         whole = tiny_model("llama", VOCAB, dtype=torch.float32)  # of which a copy is moved, if it learns as well

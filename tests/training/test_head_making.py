@@ -192,6 +192,25 @@ def test_a_head_is_made_written_and_drafts_the_targets_text(kind: str, form: str
     assert f"`polydraft train head {kind}`" in (tmp_path / "head" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("kind", ["medusa", "medusa-2"])
+def test_the_log_counts_calls_as_the_card_does(kind: str, tmp_path: Path) -> None:
+    """Not products of mean overlaps, but where a target learns with its head; and to look changes no weight."""
+    recipe = HeadRecipe(steps=2, texts=4, save_every=2, measure_every=1)
+    asked = replace(plan(kind), recipe=recipe)
+    quiet = replace(asked, recipe=replace(recipe, measure_every=9))
+    alone = make_head(target(), PROMPTS, tmp_path / "quiet", tmp_path / "other", quiet)
+    made = make_head(target(), PROMPTS, tmp_path / "work", tmp_path / "head", asked)
+    (state,) = (tmp_path / "work").rglob("checkpoint-2/trainer_state.json")
+    (told,) = [one for one in json.loads(state.read_text())["log_history"] if one["step"] == 2 and "overlaps" in one]
+    if made.tokens_per_call is None:
+        assert told["tokens_per_call_if_independent"] == made.drafting.efficiency
+    else:
+        assert told["tokens_per_call_as_a_block"] == made.tokens_per_call["as a block"][-1]
+        assert told["tokens_per_call_token_by_token"] == made.tokens_per_call["token by token"][-1]
+        assert "tokens_per_call_if_independent" not in told
+    assert (made.tokens_per_call is None) == (kind == "medusa-2") and made.drafting == alone.drafting
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_fewer_rows_choose_a_form_that_has_so_few_unless_one_is_asked_for(kind: str) -> None:
     assert plan_of(TrainHeadOptions(kind=kind)).form == "official"

@@ -1,20 +1,23 @@
 """Training a draft model to fill masks: which elements there are, what each sees, and that it drafts what it learnt."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from doubles import tiny_model, tiny_tokenizer
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import polydraft
 from polydraft import Chain
 from polydraft.drafters import DraftRequest, ParallelDrafter, Session, drafter_of
 from polydraft.errors import CheckpointError, InvalidParameter
-from polydraft.models import HuggingFaceModel
+from polydraft.models import HuggingFaceModel, module_of
 from polydraft.probs import Noise, SamplingParams
 from polydraft.reading import Text
 from polydraft.schemes import IID
@@ -48,20 +51,27 @@ def batch() -> dict[str, Tensor]:
     return {"ids": ids, "valid": valid, "features": final, "final": final, "lse": found.logits.logsumexp(-1).float()}
 
 
-def training(loss: str = "published", drafts: int = DEPTHS) -> PardTraining:
+def training(loss: str = "published", drafts: int = DEPTHS, kind: str = "pard") -> PardTraining:
     torch.manual_seed(3)
     ends = TargetEnds.of(target())
-    made = MAKERS["pard"].make(target(), ends, usual_reads(2), HeadSize(drafts=drafts, loss=loss), None)
+    made = MAKERS[kind].make(target(), ends, usual_reads(2), HeadSize(drafts=drafts, loss=loss), None)
     assert isinstance(made.training, PardTraining) and isinstance(made.drafter, ParallelDrafter)
-    assert made.training.mask_id == made.drafter.mask_id == VOCAB
+    assert made.training.mask_id == made.drafter.mask_id == VOCAB and made.training.path is made.drafter.path
+    if made.drafter.path is not None:
+        assert not made.drafter.path.markov_w2.weight.any(), "at first it changes nothing"
+        nn.init.normal_(made.drafter.path.markov_w2.weight)
+        nn.init.normal_(made.drafter.path.markov_w1.weight)
     return made.training
 
 
 @torch.no_grad()
-def alone(own: PardTraining, text: list[int], masks: int) -> Tensor:
-    """Return the logits behind a text and so many masks, of an ordinary pass."""
+def alone(own: PardTraining, text: list[int], masks: int, above: int = 0) -> Tensor:
+    """Return the logits behind a text and so many masks, of an ordinary pass; with a path term behind a token."""
     given = torch.tensor([[*text, *[own.mask_id] * masks]])
-    return own.network(input_ids=given, use_cache=False).logits[0, -1]
+    logits = own.network(input_ids=given, use_cache=False).logits[0, -1]
+    if own.path is None or not masks:
+        return logits
+    return logits + own.path.markov_w2.weight @ own.path.markov_w1.weight[above]
 
 
 def test_which_elements_are_learnt() -> None:
@@ -90,14 +100,16 @@ def test_what_an_element_sees() -> None:
             assert bool(found[one, other]) == (text or draft)
 
 
-def test_an_elements_row_is_that_of_its_text_and_masks_alone() -> None:
-    own, ids = training(), batch()["ids"]
+@pytest.mark.parametrize("kind", ["pard", "pard-path"])
+def test_an_elements_row_is_that_of_its_text_and_masks_alone(kind: str) -> None:
+    own, ids = training(kind=kind), batch()["ids"]
     anchors, depths = elements(LENGTH - 1, DEPTHS)
     with torch.no_grad():
         found = own.logits(ids, anchors, depths)
     for row in range(len(ids)):
         for place, (anchor, depth) in enumerate(zip(anchors.tolist(), depths.tolist(), strict=True)):
-            expected = alone(own, ids[row, : anchor + 1].tolist(), depth)
+            text = ids[row, : anchor + depth + 1].tolist()
+            expected = alone(own, text[: anchor + 1], depth, text[-1])
             torch.testing.assert_close(found[row, place], expected, atol=1e-5, rtol=1e-4)
 
 
@@ -126,13 +138,15 @@ def test_losses_and_overlaps_are_those_of_each_element_by_itself(loss: str) -> N
     torch.testing.assert_close(found["overlap"], means, atol=1e-4, rtol=1e-4)
 
 
-def test_the_drafter_drafts_from_what_was_learnt() -> None:
-    own = training()
-    drafter = ParallelDrafter(HuggingFaceModel(own.network), own.mask_id, VOCAB)
+@pytest.mark.parametrize("kind", ["pard", "pard-path"])
+def test_the_drafter_drafts_from_what_was_learnt(kind: str) -> None:
+    own = training(kind=kind)
+    drafter = ParallelDrafter(HuggingFaceModel(own.network), own.mask_id, VOCAB, path=own.path)
     ids = batch()["ids"]
     text = Text(ids, torch.full((len(ids),), 6))
     state = drafter.start(text, Session(SamplingParams(), 32, VOCAB))
     draft, _ = drafter.draft(state, DraftRequest(text, IID(), Chain(DEPTHS), Noise.from_seed(0, len(ids))))
+    ids = torch.cat([ids[:, :6], draft.tree.tokens[:, 1:]], dim=1)  # as if the text went on so
     with torch.no_grad():
         learnt = own.logits(ids, *one_draft(6))[:, 5:, :VOCAB].softmax(-1)
     rows = torch.zeros(len(ids), DEPTHS, VOCAB).scatter(
@@ -160,6 +174,43 @@ def test_the_loss_falls() -> None:
         steps.step()
         steps.zero_grad()
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+def test_a_path_term_is_written_read_and_gone_on_with(tmp_path: Path) -> None:
+    """In its model's own file of weights, of which a program that knows no path term reads the rest."""
+    ends, model = TargetEnds.of(target()), HuggingFaceModel(target())
+    made = MAKERS["pard-path"].make(target(), ends, usual_reads(2), HeadSize(rank=5), None)
+    term = cast(ParallelDrafter, made.drafter).path
+    assert term is not None
+    nn.init.normal_(term.markov_w2.weight)
+    made.write(tmp_path, model, "official", "")
+    found = cast(ParallelDrafter, drafter_of(polydraft.models.load_draft(str(tmp_path), target())))
+    assert found.path is not None and found.mask_id == VOCAB and found.path.rank == 5
+    for name, weight in found.path.state_dict().items():
+        assert torch.equal(weight, term.state_dict()[name].bfloat16().float()), name
+    start = module_of(found.model)
+    again = cast(ParallelDrafter, MAKERS["pard-path"].make(target(), ends, (), HeadSize(), start).drafter)
+    assert again.path is not None and again.path.rank == 5
+    assert torch.equal(again.path.markov_w1.weight, found.path.markov_w1.weight)
+    without = cast(ParallelDrafter, MAKERS["pard"].make(target(), ends, (), HeadSize(), start).drafter)
+    assert without.path is None and cast(ParallelDrafter, drafter_of(module_of(without.model))).path is None
+    with pytest.raises(InvalidParameter, match="has the rank 5, not 4; leave the rank out"):
+        MAKERS["pard-path"].make(target(), ends, (), HeadSize(rank=4), start)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for rank, message in (
+        (4, r"has shape \[25, 5\]"),
+        ("5", "says that pard_path_rank is '5'"),
+        (0, "pard_path_rank is 0"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "pard_path_rank": rank}))
+        with pytest.raises(CheckpointError, match=message):
+            drafter_of(polydraft.models.load_draft(str(tmp_path), target()))
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["path_term.markov_w1.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"path_term\.markov_w1\.weight is missing"):
+        drafter_of(polydraft.models.load_draft(str(tmp_path), target()))
 
 
 def test_tied_rows_are_saved_once_and_learn_as_one() -> None:

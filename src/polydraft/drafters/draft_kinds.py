@@ -1,6 +1,7 @@
 """Which drafter a draft model is for, by what its configuration says that it was trained for.
 
 `pard_token`, or `spd_type` "pard"                        fills masks behind the text (`ParallelDrafter`)
+`pard_path_rank` r beside it                              and knows the drafted token above, by `path_term.*` weights
 `spec_drafter` {"block_size": k, "mask_token_id": id}     an encoder-decoder that fills a block (`SpecDrafter`)
 `jacobi_block` k                                          mends a block of guesses (`JacobiBlockDrafter`)
 none                                                      drafts token by token (`ModelDrafter`)
@@ -9,18 +10,23 @@ none                                                      drafts token by token 
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
+
 from polydraft.drafters.contract import Drafter
-from polydraft.drafters.heads.formats.folder_fields import Fields
+from polydraft.drafters.heads.formats.folder_fields import Fields, Tensors
+from polydraft.drafters.heads.paths import Markov
 from polydraft.drafters.jacobi_block import JacobiBlockDrafter
 from polydraft.drafters.model import ModelDrafter, runnable
 from polydraft.drafters.parallel import ParallelDrafter, SpecDrafter, refused_mask
 from polydraft.errors import CheckpointError, shown
-from polydraft.models import LanguageModel, module_of
+from polydraft.models import LanguageModel, module_of, read_plain
 
 PARD, SPEC, JACOBI = "pard", "spec_drafter", "jacobi_block"
 MASKED = frozenset(("pard_token", "spd_type", SPEC, JACOBI))
 """What a configuration may have that is for masks or guesses; without these a draft model drafts token by token."""
 BLOCK, MASK = "block_size", "mask_token_id"
+PATH, RANK = "path_term.", "pard_path_rank"
+"""How the weights of a path term are called in a model's folder, and what its configuration says of it."""
 MASK_KEYS = (MASK, "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Where a mask token is looked for; the first that there is counts, as in vLLM. `dflash_config` is of block heads."""
 
@@ -42,7 +48,8 @@ def drafter_of(model: object) -> Drafter:
         fields = Fields(_name(module), {JACOBI: getattr(config, JACOBI)})
         return JacobiBlockDrafter(runs, fields.count(JACOBI, most=runs.facts.context - 1))
     if getattr(config, "spd_type", None) == PARD or getattr(config, "pard_token", None) is not None:
-        return ParallelDrafter(runs, _pard_mask(runs, _name(module), config))
+        mask, rank = _pard_mask(runs, _name(module), config), getattr(config, RANK, None)
+        return ParallelDrafter(runs, mask, path=None if rank is None else _path_term(module, rank))
     return ModelDrafter(runs)
 
 
@@ -55,6 +62,21 @@ def _pard_mask(model: LanguageModel, name: str, config: Any) -> int:
         f"config.json in {name} says that spd_type is {PARD!r}, and names no mask token; it must have one of "
         f"{', '.join(MASK_KEYS)}."
     )
+
+
+def _path_term(module: Any, rank: object) -> Markov:
+    """Read the path term of a draft model from the folder that the model came from."""
+    name = getattr(module, "name_or_path", "")
+    if not name:
+        raise CheckpointError(f"The draft model's configuration has {RANK}, and nothing says where its path term is.")
+    folder = read_plain(name, lambda one: one.startswith(PATH))
+    size = Fields(_name(module), {RANK: rank}).count(RANK, most=module.get_output_embeddings().weight.shape[1])
+    rows, tensors = len(module.get_output_embeddings().weight), Tensors.of(folder)
+    with torch.device("meta"):
+        made = Markov(rows, rows, size)
+    made.to_empty(device="cpu")
+    tensors.fill(made, PATH)
+    return made.to(module.device).requires_grad_(False).eval()
 
 
 def _spec_drafter(model: LanguageModel, name: str, told: object) -> SpecDrafter:

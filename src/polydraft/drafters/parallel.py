@@ -1,8 +1,8 @@
 """Drafters that fill mask slots: all levels of a tree come out of one pass of a draft model.
 
 Behind the text stand mask tokens, and row d of the pass is the draft row of every node of depth d, whatever tokens were
-drafted above: rows follow from the committed text alone. So each is fixed before a child is drawn from it, and every
-scheme and rule applies.
+drafted above: rows follow from the committed text alone. A path term adds what it makes of the token above. Either way
+each is fixed before a child is drawn from it, and every scheme and rule applies.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
+from polydraft.drafters.heads.paths import Markov
 from polydraft.drafters.model import SAMPLED, ModelDraftState, check_listed, draft_rows, listed, runnable
 from polydraft.errors import InvalidParameter, UnsupportedModel, is_whole, shown
 from polydraft.models import Encoded, LanguageModel, check_same_size, encoded, filled, module_of
@@ -55,9 +56,14 @@ def behind(tokens: Int[Tensor, "b k"]) -> Riders | None:
 
 
 def slot_draft(
-    rows: Float[Tensor, "b k V"], request: DraftRequest, params: SamplingParams, asked: int | None, vocab_size: int
+    rows: Float[Tensor, "b k V"],
+    request: DraftRequest,
+    params: SamplingParams,
+    asked: int | None,
+    vocab_size: int,
+    path: Markov | None = None,
 ) -> Draft:
-    """Grow a tree in which all nodes of a depth have one row; below the last slot its row is drafted from again.
+    """Grow a tree in which all nodes of a depth have one slot; below the last one it is drafted from again.
 
     Args:
         rows: the logits of the slots, the first draft's first.
@@ -65,13 +71,17 @@ def slot_draft(
         params: the draft's sampling settings.
         asked: the length of shortlists, as for `ModelDrafter`.
         vocab_size: the target's number of tokens.
+        path: what the rows of nodes below the root gain by their own tokens; None for nothing.
     """
     scheme, policy = request.scheme, request.policy
     size = listed(asked, scheme, policy, vocab_size)
 
     def propose(frontier: Frontier) -> tuple[Int[Tensor, "b f K"], Float[Tensor, "b f *J K"]]:
         slot, wide = min(frontier.depth, rows.shape[1] - 1), frontier.tokens.shape[1]
-        tokens, probs = draft_rows(rows[:, slot : slot + 1, :vocab_size], params, size, scheme)
+        logits = rows[:, slot : slot + 1]
+        if path is not None and frontier.depth:
+            logits = path.gained(logits, frontier.tokens)
+        tokens, probs = draft_rows(logits[..., :vocab_size], params, size, scheme)
         return tokens.expand(-1, wide, -1), probs.expand(-1, wide, *probs.shape[2:])
 
     draft = grow(request.text.last(), policy, scheme, propose, request.noise, trusted=True)
@@ -84,16 +94,19 @@ class ParallelDrafter(Drafter):
 
     One pass reads what is unread, then K - 1 masks: the last token's row drafts depth 1, mask d's row depth d + 1.
     Masks are riders of the pass, which no committed token sees, and the next pass overwrites their keys. K is the depth
-    of the tree, and changes no row, since a mask sees only those before it.
+    of the tree, and changes no row, since a mask sees only those before it. A path term is this package's own; with it
+    q_d(. | x) = softmax(z_d + W2 W1[x]) at depth d > 1 behind a drafted token x, where z_d is the mask's row.
 
     Args:
         model: the draft model, or the module that it runs.
         mask_id: its mask token.
         shortlist_size: as for `ModelDrafter`.
         params: the draft's own temperature and filters; None for the target's.
+        path: the path term; None for the authors' rows, which know nothing of what was drafted.
 
     Raises:
-        InvalidParameter: a shortlist without a token, something that is no model, or a token that can be no mask.
+        InvalidParameter: a shortlist without a token, something that is no model, a token that can be no mask, or a
+            path term of another number of tokens.
         UnsupportedModel: a model that cannot branch, so that it cannot forget masks.
         VocabularyMismatch: at the start, if the vocabularies differ by more than padding.
 
@@ -104,6 +117,7 @@ class ParallelDrafter(Drafter):
     mask_id: int
     shortlist_size: int | None = None
     params: SamplingParams | None = None
+    path: Markov | None = None
     name = "pard"
     needs = Needs(passes=1)
     sound = True
@@ -112,6 +126,11 @@ class ParallelDrafter(Drafter):
         check_listed(self.shortlist_size)
         object.__setattr__(self, "model", runnable(self.model))
         _check_mask(self.model, self.mask_id)
+        if self.path is not None and self.path.known != self.model.facts.vocab_size:
+            raise InvalidParameter(
+                f"The path term knows {self.path.known} tokens and the draft model {self.model.facts.vocab_size}; they "
+                "must be as many."
+            )
         if not self.model.facts.branches:
             raise UnsupportedModel(
                 f"{_class(self.model)} cannot take back what it has read, so it cannot draft by masks; take a draft "
@@ -136,6 +155,7 @@ class ParallelDrafter(Drafter):
         """Read the prompts but for their last tokens."""
         return replace(state, reader=state.reader.catch_up(text)[0])
 
+    @torch.no_grad()
     def draft(self, state: ModelDraftState, request: DraftRequest) -> tuple[Draft, ModelDraftState]:
         """Fill the slots in one pass, and grow a tree from them."""
         text, depth = request.text, request.policy.shape.depth
@@ -145,7 +165,7 @@ class ParallelDrafter(Drafter):
         masks = torch.full((len(text.lengths), depth - 1), self.mask_id, device=text.tokens.device)
         scored, reader = state.reader.score(text, root.tree, replace(root, riders=behind(masks)))
         rows = scored.logits if scored.riders is None else torch.cat([scored.logits, scored.riders], dim=1)
-        draft = slot_draft(rows, request, state.params, self.shortlist_size, state.vocab_size)
+        draft = slot_draft(rows, request, state.params, self.shortlist_size, state.vocab_size, self.path)
         return draft, replace(state, reader=reader)
 
     def commit(self, state: ModelDraftState, step: Step) -> ModelDraftState:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from statistics import mean, median
 from threading import RLock, local
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from polydraft.drafters import Drafter, DraftRequest, NoDraft, Session, owned_models, owned_networks
+from polydraft.drafters import Drafter, DraftRequest, NoDraft, Session, drafters_in, owned_models, owned_networks
 from polydraft.engine.emission import Stopwatch
 from polydraft.engine.loop.batch import Method
 from polydraft.engine.run import Run, Setup
@@ -97,8 +97,9 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Measured | None]] 
 _BY_KEY: dict[str, Measured | None] = {}
 """The same by what the times depend on, for models that are loaded anew."""
 _LOCK, _BUSY = RLock(), local()
-SETTINGS = (int, float, str, SamplingParams, type(None))
-"""The kinds of a drafter's fields that say how it drafts; its networks are told by their weights."""
+SETTINGS = (int, float, str, type(None))
+"""What says how a drafter drafts, beside values that are compared by what is in them, such as sampling settings, and
+tuples of such; its networks are told by their weights."""
 
 
 def measured(
@@ -134,9 +135,16 @@ def _said(value: object, otherwise: str) -> str:
 
 
 def _settings(drafter: Drafter) -> str:
-    """Return what a drafter's drafts depend on beside its networks."""
-    plain = {name: value for name, value in vars(drafter).items() if isinstance(value, SETTINGS)}
-    return f"{type(drafter).__qualname__} {plain}"
+    """Return what drafts depend on beside networks: of a drafter and of those in it."""
+    found = drafters_in(drafter)
+    plain = [{name: value for name, value in vars(one).items() if _is_setting(value)} for one in found]
+    return " ".join(f"{type(one).__qualname__} {own}" for one, own in zip(found, plain, strict=True))
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_setting, value))
+    return isinstance(value, SETTINGS) or (is_dataclass(value) and type(value).__eq__ is not object.__eq__)
 
 
 def _key(target: HuggingFaceModel, networks: Sequence[nn.Module | None], asked: tuple[object, ...]) -> str:

@@ -16,6 +16,7 @@ from heads import (
     mtp_drafter,
     parallel_drafter,
     spire_drafter,
+    term_of_masks,
     walk,
 )
 from torch import nn
@@ -47,6 +48,9 @@ HEADS: dict[str, Callable[[], Drafter]] = {
     "MTP, two modules": lambda: mtp_drafter(modules=2),
     "SPIRe": spire_drafter,
     "PARD": lambda: ParallelDrafter(HuggingFaceModel(tiny_model(vocab=VOCAB + 1, seed=4)), VOCAB),
+    "PARD, path term": lambda: ParallelDrafter(
+        HuggingFaceModel(tiny_model(vocab=VOCAB + 1, seed=4)), VOCAB, path=term_of_masks(VOCAB + 1)
+    ),
     "guesses": lambda: JacobiBlockDrafter(HuggingFaceModel(tiny_model(vocab=VOCAB, seed=4)), 4),
     "PaSS": lambda: RiderDrafter(lookahead=lookahead()),
     "SPACE": lambda: RiderDrafter((1, 1)),

@@ -161,7 +161,7 @@ CALLED: dict[str, str | None] = {
     **dict.fromkeys(("dspark", "xpress", "lilicorr", "mixing"), "block"),
     **dict.fromkeys(("hydra", "hydra++"), "Hydra"),
     **dict.fromkeys(("medusa", "medusa-2"), "Medusa"),
-    **dict.fromkeys(("pard", "space")),
+    **dict.fromkeys(("pard", "pard-path", "space")),
     "redrafter": "ReDrafter",
     "joined-walk": "walk",
     "pass": "PaSS",

@@ -15,7 +15,7 @@ from polydraft.cli.clashes import read_asked, refuse_clashes
 from polydraft.cli.printing import columns, counted, print_json_line
 from polydraft.cli.printing import console as new_console
 from polydraft.cli.process import stopped
-from polydraft.drafters import Drafter, drafter_of
+from polydraft.drafters import Drafter, drafter_of, stretches
 from polydraft.engine import load
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, Pair
@@ -61,7 +61,9 @@ def run_align(request: AlignOptions) -> int:
             with notes.status(f"The target writes at temperature {heat:g}, and its draft is asked along ..."):
                 found[heat] = _measured(pair, draft, encoded, heat, request)
             with notes.status("Passes and drafts are timed ..."):
-                speeds[heat] = predicted(found[heat], cost_of(HuggingFaceModel(pair.target), draft, heat))
+                timed = len(stretches(draft, request.length or LENGTH)) == 1
+                cost = cost_of(HuggingFaceModel(pair.target), draft, heat) if timed else FormCost()
+                speeds[heat] = predicted(found[heat], cost)
     except KeyboardInterrupt:
         return stopped()
     if request.as_json:
@@ -175,9 +177,14 @@ def _show(request: AlignOptions, found: Mapping[float, DraftWorth], speeds: Mapp
             f"Temperature {heat:g}: tokens per target call of chains, on {int(one.tokens.sum())} tokens in {texts}"
         )
         console.print(table)
+    speed = (
+        "Speed is predicted, over plain decoding: tokens per call as a block over the time of a step, as passes and "
+        "drafts take here."
+        if any(speeds.values())
+        else "No speed is predicted: passes here are too slow to be timed, or drafts cost another time at each depth."
+    )
     console.print(
-        "Overlap is the mean of sum min(target, draft) by draft, given the text's tokens above it. Speed is predicted, "
-        "over plain decoding: tokens per call as a block over the time of a step, as passes and drafts take here.",
+        f"Overlap is the mean of sum min(target, draft) by draft, given the text's tokens above it. {speed}",
         soft_wrap=True,
     )
 

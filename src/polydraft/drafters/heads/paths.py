@@ -149,6 +149,10 @@ class Markov(PathTerm):
         """Return the nodes' logits."""
         return logits + self.markov_w2(state)
 
+    def gained(self, logits: Float[Tensor, "b #f V"], tokens: Tokens) -> Float[Tensor, "b f V"]:
+        """Return the logits behind tokens, of rows that know nothing of them."""
+        return logits + self.markov_w2(self.markov_w1(tokens)).to(logits.dtype)
+
 
 class GatedMarkov(Markov):
     """DSpark's gated term: W2 (sigmoid(gate [h; e]) * e) with e = W1[token]."""

@@ -128,8 +128,15 @@ class ByDepthDrafter(Drafter):
                 one.check(scheme)
 
     def start(self, text: Text, session: Session) -> ByDepthState:
-        """Start all members."""
-        return ByDepthState(tuple(one.start(text, session) for one in self.members), session.vocab_size)
+        """Start all members.
+
+        Where one of them cannot draft the likeliest tokens at temperature 0, all draw; then rows of the others have no
+        other tokens.
+        """
+        draws = session.params.temperature == 0 and self.defaults(session.params).scheme != TopK()
+        sure = replace(session, params=LIKELIEST) if draws else session
+        own = (one.start(text, sure if _takes_likeliest(one) else session) for one in self.members)
+        return ByDepthState(tuple(own), session.vocab_size)
 
     def read(self, state: ByDepthState, text: Text, features: Features | None) -> ByDepthState:
         """Let all read the prompts."""
@@ -214,6 +221,15 @@ class ByDepthDrafter(Drafter):
             return replace(draft, failure=failure), state.members[place]
 
 
+def _takes_likeliest(one: Drafter) -> bool:
+    with suppress(UnpairedScheme):
+        one.check(TopK())
+        return True
+    return False
+
+
+LIKELIEST = SamplingParams(temperature=1.0, top_k=1)
+"""By which a draw is the likeliest token; at temperature 0 rows of drafts are the plain law, for its order."""
 BY_DEPTH_STREAM = 0x4279446570
 """Names the random numbers that later members draw from."""
 

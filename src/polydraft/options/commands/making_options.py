@@ -156,7 +156,8 @@ class HeadWord:
 
     kind: str = Option(
         "medusa, medusa-2, mlp, arctic-rnn, arctic-lstm, redrafter, hydra, hydra++, joined-walk, pass, space, eagle, "
-        "hass, eagle-3, p-eagle, falcon, mtp, dspark, xpress, lilicorr, mixing, spire, adapter, pard, spec-drafter.",
+        "hass, eagle-3, p-eagle, falcon, mtp, dspark, xpress, lilicorr, mixing, spire, adapter, pard, "
+        "pard-path, spec-drafter.",
         argument=True,
         metavar="KIND",
     ).needed()
@@ -183,7 +184,9 @@ class TrainHeadOptions(LearningOptions, HeadWord):
         "Default: that of --start, or vanilla.",
         TRAINING,
     )
-    rank: int | None = count(None, "Of dspark and xpress: rank of its term. Default: that of --start, or 64.", TRAINING)
+    rank: int | None = count(
+        None, "Of dspark, xpress, pard-path: rank of its term. Default: that of --start, or 64.", TRAINING
+    )
     exit: int | None = EXIT.usually(None)
     rows: int | None = count(
         None, "Draft only so many of the target's tokens, the most written ones. Default: all.", TRAINING

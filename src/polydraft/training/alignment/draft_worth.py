@@ -39,7 +39,7 @@ class DraftWorth:
     @classmethod
     def of(cls, chains: ChainsOfText) -> "DraftWorth":
         """Count the calls of every length of chain."""
-        lengths, found = range(1, chains.ratio.shape[-1] + 1), dict[str, Tensor]()
+        lengths, found = chains.reach or range(1, chains.ratio.shape[-1] + 1), dict[str, Tensor]()
         for name, rule in RULES.items():
             kept = rule(chains.ratio)
             each = [expected_calls(kept[..., :length], chains.written) for length in lengths]

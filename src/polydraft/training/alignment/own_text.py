@@ -144,11 +144,13 @@ class ChainsOfText:
         ratio: q(x) / p(x) of each draft x, which is the text's token.
         overlap: sum_x min(p, q) of each draft's rows.
         written: how many places each text has.
+        reach: how many drafts there are where 1, 2, ... are asked for, if not so many.
     """
 
     ratio: Float[Tensor, "b n g"]
     overlap: Float[Tensor, "b n g"]
     written: Int[Tensor, "b"]
+    reach: tuple[int, ...] = ()
 
     def mean_overlap(self) -> tuple[float, ...]:
         """Return the mean overlap of each draft over all places that it has in the texts."""
@@ -196,7 +198,8 @@ def chains_of_text(
                 own = mine[:, first:]
                 into[rows, : own.shape[1], first : first + count] = own
         first += count
-    return ChainsOfText(ratio, overlap, texts.written)
+    reach = tuple(sum(count for _, count in stretches(drafter, asked)) for asked in range(1, length + 1))
+    return ChainsOfText(ratio, overlap, texts.written, reach)
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -27,7 +28,7 @@ from polydraft.models.anatomy import check_layer
 from polydraft.probs import SamplingParams
 from polydraft.training.alignment.draft_worth import TOGETHER, DraftWorth
 from polydraft.training.alignment.own_text import OwnTexts, chains_of_text, check_chains
-from polydraft.training.heads.loop import Drafting, HeadRecipe, train_head
+from polydraft.training.heads.loop import Drafting, HeadRecipe, Worth, train_head
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.losses.tuned_target import Drift
 from polydraft.training.heads.makers import MAKERS
@@ -260,12 +261,13 @@ def make_head(
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
-    learnt = Shards(text.learnt)
+    learnt, asked = Shards(text.learnt), len(plan.writing.fitting(prompts))
+    worth = (lambda: None) if head.drift is not None else partial(_tokens_per_call, head.drafter, model, text, asked)
     with noting() as interrupted:
         run, began = work / run_name(plan), perf_counter()
-        found = train_head(head.training, learnt, Shards(text.held_out), run, plan.recipe, interrupted, target.device)
-    own = text, len(plan.writing.fitting(prompts))
-    return _written(head, model, out, plan, (found, perf_counter() - began), own)
+        recipe, held_out = plan.recipe, Shards(text.held_out)
+        found = train_head(head.training, learnt, held_out, run, recipe, interrupted, target.device, worth)
+    return _written(head, model, out, plan, (found, perf_counter() - began), (text, worth))
 
 
 def _read_by(plan: HeadPlan, model: HuggingFaceModel, start: Drafter | None) -> tuple[Layer, ...]:
@@ -356,9 +358,9 @@ def _opened(plan: HeadPlan, target: HuggingFaceModel) -> Drafter:
 
 
 def networks_of(drafter: Drafter) -> tuple[nn.Module, ...]:
-    """Return what learns in a drafter: its networks, or its draft models where it has none."""
+    """Return what learns in a drafter: its draft models and its networks."""
     models = [module_of(one) for one in owned_models(drafter)]
-    return owned_networks(drafter) or tuple(one for one in models if one is not None)
+    return (*(one for one in models if one is not None), *owned_networks(drafter))
 
 
 def _written(
@@ -367,16 +369,16 @@ def _written(
     out: Path,
     plan: HeadPlan,
     found: tuple[Drafting, float],
-    own: tuple[WrittenShards, int],
+    own: tuple[WrittenShards, Worth],
 ) -> MadeHead:
-    text, _ = own
+    text, worth = own
     networks = networks_of(head.drafter)
     for network in networks:
         network.eval().requires_grad_(False)
     parameters = sum(one.numel() for network in networks for one in network.parameters())
     drift = None if head.drift is None else head.drift(Shards(text.held_out))
-    calls = None if drift is not None else _tokens_per_call(head.drafter, model, *own)
-    made = MadeHead(out, found[0], parameters, len(Shards(text.learnt)) * plan.writing.length, found[1], drift, calls)
+    tokens = len(Shards(text.learnt)) * plan.writing.length
+    made = MadeHead(out, found[0], parameters, tokens, found[1], drift, worth())
     head.write(out, model, plan.form, card_of(made, plan, model))
     return made
 

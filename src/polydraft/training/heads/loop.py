@@ -3,8 +3,8 @@
 import json
 import math
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,21 +82,30 @@ def measured(training: nn.Module, texts: Dataset[dict[str, Tensor]], batch: int 
 
     Texts come from shards on the host, and go to where the head is.
     """
-    was, device = training.training, next(training.parameters()).device
-    training.eval()
-    found: list[dict[str, Tensor]] = []
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    device, found = next(training.parameters()).device, list[dict[str, Tensor]]()
+    with _left_as_it_is(training):
         torch.manual_seed(0)
         size = min(most, len(texts))  # pyright: ignore[reportArgumentType]  shards have a length
         for first in range(0, size, batch):
             rows = [texts[place] for place in range(first, min(first + batch, size))]
             found.append(training(**{name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}))
-    training.train(was)
     counts = torch.stack([one["count"] for one in found])
     overlaps = torch.stack([one["overlap"] for one in found])
     return Drafting.of((overlaps * counts).sum(0) / counts.sum(0).clamp_min(1))
 
 
+@contextmanager
+def _left_as_it_is(training: nn.Module) -> Iterator[None]:
+    """Let a head be measured while it learns: it learns on as if nobody had looked."""
+    was, device = training.training, next(training.parameters()).device
+    training.eval()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    training.train(was)
+
+
+Worth = Callable[[], dict[str, tuple[float, ...]] | None]
+"""Counts tokens per target call of chains of 1, 2, ... drafts on held-out text, by how they are verified; or cannot."""
 After = Callable[[int, Callable[[dict[str, Any]], None]], bool]
 """Is told after every step how many there were, with a function that writes to the log; says whether it was the last.
 """
@@ -134,6 +143,7 @@ def train_head(
     recipe: HeadRecipe,
     interrupted: Callable[[], bool] = lambda: False,
     device: torch.device | None = None,
+    worth: Worth = lambda: None,
 ) -> Drafting:
     """Train a head, going on from the last checkpoint in `folder` if there is one; return what it drafts like.
 
@@ -141,6 +151,7 @@ def train_head(
         folder: checkpoints.
         interrupted: asked after every step; where it says yes, the run leaves a checkpoint and ends.
         device: where the target's ends are, to which the head is moved; None for the host.
+        worth: what the log says of the head beside its overlaps.
 
     Raises:
         KeyboardInterrupt: it was interrupted before its last step.
@@ -149,12 +160,11 @@ def train_head(
     def after(step: int, log: Callable[[dict[str, Any]], None]) -> bool:
         if step % recipe.measure_every == 0:
             found = measured(training, held_out)
-            log(
-                {
-                    "tokens_per_call_if_independent": found.efficiency,
-                    "overlaps": [round(one, 4) for one in found.overlap],
-                }
-            )
+            with _left_as_it_is(training):
+                counted = worth()
+            calls = {"if independent": (found.efficiency,)} if counted is None else counted
+            told = {f"tokens_per_call_{rule.replace(' ', '_')}": value[-1] for rule, value in calls.items()}
+            log({**told, "overlaps": [round(one, 4) for one in found.overlap]})
         return False
 
     run_steps(training, texts, folder, recipe, after, interrupted, device)

@@ -59,6 +59,7 @@ from polydraft.training.heads.losses.masked_training import (
     begun_with,
     copied,
     new_draft_model,
+    new_path,
     write_draft_model,
 )
 from polydraft.training.heads.losses.path_training import LATTICE_LOSSES
@@ -87,6 +88,7 @@ from polydraft.training.heads.new_heads import (
     OWN,
     PASSES,
     PLACES,
+    RANK,
     RIDER_PLACES,
     SOFT_LOSSES,
     SPECULATORS,
@@ -222,14 +224,20 @@ def _mtp(
 
 
 def _pard(
-    target: PreTrainedModel, ends: TargetEnds, reads: tuple[Layer, ...], size: HeadSize, start: nn.Module | None = None
+    knows: bool,
+    target: PreTrainedModel,
+    ends: TargetEnds,
+    reads: tuple[Layer, ...],
+    size: HeadSize,
+    start: nn.Module | None = None,
 ) -> NewHead:
     if start is None:
         model = new_draft_model(target, ends, anatomy_for(target, size), size.layers or 2)
     else:
         model = begun_with(start, len(ends.embedding), size.layers)
-    drafter = ParallelDrafter(HuggingFaceModel(model, fused=False), model.config.pard_token)
-    training = PardTraining(model, ends, drafter.mask_id, size.drafts or DEPTH, MEDUSA_LOSSES[size.loss])
+    path = new_path(model, start, size.rank, RANK) if knows else None
+    drafter = ParallelDrafter(HuggingFaceModel(model, fused=False), model.config.pard_token, path=path)
+    training = PardTraining(model, ends, drafter.mask_id, size.drafts or DEPTH, MEDUSA_LOSSES[size.loss], path)
     return NewHead(training, drafter, write_draft_model)
 
 
@@ -296,6 +304,9 @@ _walk = partial(
 )
 _spec_maker = HeadMaker(_spec, (), fewer=(), losses=(*MEDUSA_LOSSES,), is_model=True, path=False, encodes=True)
 _of_layers = partial(HeadMaker, reads_layers=True)
+_for_masks = partial(
+    HeadMaker, other_forms=(), fewer=(), losses=(*MEDUSA_LOSSES,), most_drafts=MOST_SLOTS, is_model=True
+)
 MAKERS: Mapping[str, HeadMaker] = {
     "medusa": HeadMaker(_medusa, (VLLM,), fewer=(VLLM,), losses=(*MEDUSA_LOSSES,), path=False),
     "medusa-2": HeadMaker(_medusa_2, (), fewer=(), losses=(*MEDUSA_LOSSES,), path=False, tunes=True),
@@ -322,7 +333,8 @@ MAKERS: Mapping[str, HeadMaker] = {
     "adapter": _walk(
         _adapter, other_forms=(), fewer=(), most_drafts=None, most_layers=1, reads_layers=True, exits=True
     ),
-    "pard": HeadMaker(_pard, (), fewer=(), losses=(*MEDUSA_LOSSES,), most_drafts=MOST_SLOTS, is_model=True, path=False),
+    "pard": _for_masks(partial(_pard, False), path=False),
+    "pard-path": _for_masks(partial(_pard, True), ranked=True),
     "spec-drafter": _spec_maker,
 }
 """Every kind by its word; the rows of a mixing block head know the whole drafted path."""

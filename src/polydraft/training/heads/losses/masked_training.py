@@ -7,6 +7,7 @@ Source: arXiv 2504.18583; AMD-AIG-AIMA/PARD, pard/pard_train.py.
 """
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from polydraft.drafters import ModelDrafter, ParallelDrafter, SpecDrafter, drafter_of
-from polydraft.drafters.draft_kinds import MASK_KEYS
+from polydraft.drafters.draft_kinds import MASK_KEYS, PATH, RANK
+from polydraft.drafters.heads.paths import Markov
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, module_of, tokenizer_of
@@ -78,13 +80,21 @@ class PardTraining(HeadTraining):
         depths: how deep it learns to draft.
         row_loss: a loss of logits against the target's law; None for the cross entropy of the text's tokens, which is
             the authors'.
+        path: the path term of its rows, which learns with it; None for none, as the authors have it.
     """
 
     def __init__(
-        self, network: PreTrainedModel, target: TargetEnds, mask_id: int, depths: int, row_loss: RowLoss | None
+        self,
+        network: PreTrainedModel,
+        target: TargetEnds,
+        mask_id: int,
+        depths: int,
+        row_loss: RowLoss | None,
+        path: Markov | None = None,
     ) -> None:
         super().__init__(target)
         self.network, self.mask_id, self.depths, self.row_loss = network, mask_id, depths, row_loss
+        self.path = path
         self.register_state_dict_post_hook(without_copies)
         self.register_load_state_dict_pre_hook(with_copies)
 
@@ -108,19 +118,22 @@ class PardTraining(HeadTraining):
         return summed(losses, means, counts)
 
     def logits(self, ids: Int[Tensor, "b t"], anchors: Int[Tensor, " e"], depths: Int[Tensor, " e"]) -> Tensor:
-        """Return the logits of all elements, of one pass over them."""
+        """Return the logits of all elements, of one pass over them; masks' rows behind the text's own tokens."""
         places = anchors + depths
         tokens = ids[:, places].where(depths == 0, self.mask_id)
         precision = next(self.network.parameters()).dtype
         hidden = torch.zeros(len(places), len(places), dtype=precision, device=ids.device)
         hidden.masked_fill_(~sees(anchors, depths), torch.finfo(precision).min)
         rows = len(ids)
-        return self.network(
+        found = self.network(
             input_ids=tokens,
             attention_mask=hidden.expand(rows, 1, -1, -1),
             position_ids=places.expand(rows, -1),
             use_cache=False,
         ).logits
+        if self.path is None:
+            return found
+        return self.path.gained(found, ids[:, places]).where((depths > 0).unsqueeze(-1), found)
 
 
 def without_copies(module: nn.Module, weights: dict[str, Tensor], prefix: str, metadata: object) -> None:
@@ -214,21 +227,56 @@ def begun_with(given: nn.Module, vocab: int, layers: int | None) -> PreTrainedMo
 
 
 def _for_masks(model: PreTrainedModel, mask_id: int) -> PreTrainedModel:
-    """Let a model's configuration say that it fills masks."""
+    """Let a model's configuration say that it fills masks, and for now without a path term."""
     others = [key for key in MASK_KEYS if getattr(model.config, key, None) is not None]
-    model.config.update({**dict.fromkeys(others), "pard_token": mask_id, "spd_type": "pard"})
+    model.config.update({**dict.fromkeys(others), "pard_token": mask_id, "spd_type": "pard", RANK: None})
     return model
+
+
+def new_path(model: PreTrainedModel, given: nn.Module | None, rank: int | None, usual: int) -> Markov:
+    """Return a path term for a model for masks, whose configuration then says so.
+
+    Args:
+        model: the model.
+        given: what it began with, whose term is copied if it has one; None for nothing.
+        rank: of the term; None for that of the given one, else the usual one.
+
+    Raises:
+        InvalidParameter: the given one's term has another rank.
+    """
+    old = None if given is None else getattr(drafter_of(given), "path", None)
+    if old is not None and rank not in (None, old.rank):
+        raise InvalidParameter(f"The path term to begin with has the rank {old.rank}, not {rank}; leave the rank out.")
+    rows = model.config.get_text_config().vocab_size
+    made = Markov(rows, rows, rank or (usual if old is None else old.rank)).to(model.device)
+    if old is None:
+        nn.init.zeros_(made.markov_w2.weight)  # at first it changes nothing
+    else:
+        made.load_state_dict(old.state_dict())
+    model.config.update({RANK: made.rank})
+    return made
 
 
 def write_draft_model(
     drafter: ModelDrafter | ParallelDrafter | SpecDrafter, folder: Path, target: HuggingFaceModel, *, card: str = ""
 ) -> None:
-    """Write the model of a drafter; arguments and errors as of `write_model`."""
-    write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card)
+    """Write the model of a drafter, with the path term that one for masks may have; the rest as of `write_model`."""
+    path = getattr(drafter, "path", None)
+    beside = {} if path is None else {PATH + name: value for name, value in path.state_dict().items()}
+    write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card, beside)
 
 
-def write_model(model: PreTrainedModel, folder: Path, target: HuggingFaceModel, card: str) -> None:
+def _rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(torch.bfloat16) for name, value in tensors.items()}
+
+
+def write_model(
+    model: PreTrainedModel, folder: Path, target: HuggingFaceModel, card: str, beside: Mapping[str, Tensor] = {}
+) -> None:
     """Write a draft model as Hugging Face does, in bfloat16, with the target's tokenizer where that is known.
+
+    Args:
+        beside: more tensors for its file of weights.
 
     Raises:
         OSError: the files cannot be written.
@@ -236,7 +284,7 @@ def write_model(model: PreTrainedModel, folder: Path, target: HuggingFaceModel, 
     with held_back():
         made = copy.deepcopy(model)
         cast(nn.Module, made).to(torch.bfloat16)
-        made.save_pretrained(folder)
+        made.save_pretrained(folder, state_dict={**made.state_dict(), **_rounded(beside)} if beside else None)
         tokenizer = tokenizer_of(target.model)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
