@@ -9,6 +9,11 @@ server keeps prompts for later ones then, since direct calls do not:
 
     python docs/measure_server.py --arms engine default --clients 1
     python docs/measure_server.py --arms engine default --clients 1 --server-option=--target=smollm2
+
+The arm `learning` is a server whose draft learns from finished texts; its folder is gone afterwards. Below the table
+stands how much memory each server and the processes that it started hold behind each round:
+
+    python docs/measure_server.py --arms default learning --clients 4 --temperature 1 --tokens 48 --least 200 --rounds 10
 """
 
 import argparse
@@ -20,24 +25,27 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import torch
 
 import polydraft
 from polydraft.bench.environment import load, machine, versions
 from polydraft.bench.prompts import read_prompts
 
-ENGINE, USUAL = "engine", "default"
+ENGINE, USUAL, FOLDER = "engine", "default", "a folder of its own"
 SERVERS = {"plain": ("--drafter", "none"), USUAL: (), "plan auto": ("--plan", "auto")}
+SERVERS["learning"] = ("--learn", FOLDER, "--learn-bytes", "107000000")
 """What each server is told beside its port."""
 SETS = ("humaneval", "python")
 START = "from polydraft_command import main; main()"
@@ -58,23 +66,31 @@ class Told:
 
 @dataclass(frozen=True)
 class Load:
-    """What one arm did in one round: tokens per second, the times to first tokens, and the texts by their number."""
+    """What one arm did in one round: tokens per second, the times to first tokens, the texts by their number, and how
+    many MB its processes hold then.
+    """
 
     speed: float
     firsts: tuple[float, ...]
     texts: tuple[str, ...]
+    memory: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Server:
-    """An arm that is a server: its port, and whether a planner chooses its trees, for which it must get no seed."""
+    """An arm that is a server: its port, whether a planner chooses its trees, for which it must get no seed, and its
+    process.
+    """
 
     port: int
     plans: bool
+    process: psutil.Process
 
     def loaded(self, clients: int, texts: Sequence[str], asked: argparse.Namespace) -> Load:
         """Let clients send texts."""
-        return asyncio.run(loaded(self, clients, texts, asked))
+        found = asyncio.run(loaded(self, clients, texts, asked))
+        every = (self.process, *self.process.children(recursive=True))
+        return replace(found, memory=tuple(one.memory_info().rss // 2**20 for one in every))
 
 
 @dataclass(frozen=True)
@@ -104,8 +120,8 @@ def main() -> None:
             if name == ENGINE:
                 arms.append(stack.enter_context(engine(asked)))
                 continue
-            arms.append(Server(asked.port + number, "--plan" in SERVERS[name]))
-            stack.enter_context(served(asked.port + number, (*options, *SERVERS[name])))
+            process = stack.enter_context(served(asked.port + number, (*options, *SERVERS[name])))
+            arms.append(Server(asked.port + number, "--plan" in SERVERS[name], process))
         for clients in asked.clients:  # every kind of batch is met once before the clock runs
             for arm in arms if asked.warm else ():
                 arm.loaded(clients, _texts(clients, asked.warm * clients, 0), asked)
@@ -116,7 +132,11 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--arms", nargs="+", choices=[ENGINE, *SERVERS], default=[*SERVERS], help="the first is what others are over"
+        "--arms",
+        nargs="+",
+        choices=[ENGINE, *SERVERS],
+        default=[*SERVERS][:3],
+        help="the first is what others are over",
     )
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -190,16 +210,20 @@ def directly(pair: Any, prompt: str, seed: int, asked: argparse.Namespace) -> To
 
 
 @contextmanager
-def served(port: int, options: Sequence[str]) -> Iterator[None]:
+def served(port: int, options: Sequence[str]) -> Iterator[psutil.Process]:
     """Run a server until the block is over; it must be ready before."""
     with socket.socket() as probe:
         if not probe.connect_ex(("127.0.0.1", port)):
             raise SystemExit(f"Something listens at port {port} already; name another --port.")
-    command = [sys.executable, "-c", START, "serve", "--port", str(port), *options]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        told = [folder if one == FOLDER else one for one in options]
+        command = [sys.executable, "-c", START, "serve", "--port", str(port), *told]
+        output = subprocess.DEVNULL
+        process = stack.enter_context(subprocess.Popen(command, stdout=output, stderr=output))
         try:
             _await(process, f"http://127.0.0.1:{port}/health")
-            yield
+            yield psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait(60)
@@ -295,8 +319,20 @@ def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], 
         f"after. {os.uname().sysname}."
     )
     return "\n".join(
-        [*(f"| {' | '.join(line)} |" for line in lines), "", note, *_overhead(asked.arms, found.get(1, []))]
+        [
+            *(f"| {' | '.join(line)} |" for line in lines),
+            *("", note),
+            *_overhead(asked.arms, found.get(1, [])),
+            *(_memory(name, place, found) for place, name in enumerate(asked.arms) if name == "learning"),
+        ]
     )
+
+
+def _memory(name: str, place: int, found: dict[int, list[list[Load | None]]]) -> str:
+    """Say what an arm's processes hold behind each round."""
+    rounds = [one for own in found.values() for each in own if (one := each[place])]
+    told = ", ".join(" + ".join(map(str, one.memory)) for one in rounds)
+    return f"MB of the arm {name} behind each round, of the server and the processes that it started: {told}."
 
 
 def _overhead(names: Sequence[str], rounds: Sequence[Sequence[Load | None]]) -> list[str]:

@@ -52,6 +52,7 @@ SHORT_FLOORS = {
     "xpress": 1.25,
     "lilicorr": 1.33,
     "pard": 1.31,
+    "pard-path": 1.31,
     "pass": 1.2,
     "space": 1.2,
     "medusa-2": 1.28,
