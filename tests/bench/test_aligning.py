@@ -10,6 +10,7 @@ import pytest
 import torch
 from doubles import tiny_model
 
+from polydraft.bench.aligning.align_stages import usual_arm
 from polydraft.bench.aligning.distilling import stale
 from polydraft.bench.aligning.draft_card import CurvePoint, best_of, card_of, curve_lines, curve_svg
 from polydraft.bench.aligning.form_costs import FormCost
@@ -18,6 +19,7 @@ from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, s
 from polydraft.bench.aligning.work_folder import Budget, WorkFolder
 from polydraft.bench.prompts import Prompt
 from polydraft.bench.speed import SpeedRecord
+from polydraft.bench.speed.arms import PromptBatch
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel, Pair, load_pair
 from polydraft.theory import tokens_per_call
@@ -53,6 +55,15 @@ def test_the_verdict_is_right_in_twenty_of_twenty_runs_with_planted_truth(after:
         for seed in range(20)
     ]
     assert said == [better] * 20
+
+
+def test_a_draft_is_judged_as_generate_uses_it_in_the_usual_trees() -> None:
+    """At temperature 0 text comes before it; trees are the usual ones, though on so small a target no draft pays."""
+    models, batch = (tiny_model(seed=seed) for seed in (1, 2)), PromptBatch.of([torch.tensor([[3, 1, 4, 1, 5]])])
+    arm = usual_arm("after", *models, {})
+    cold, warm = (arm.run(batch, heat, 6, 0).setup for heat in (0.0, 1.0))
+    assert cold["drafter"].startswith("route-first") and warm["drafter"] == "model"
+    assert warm["tree"].startswith("chain:5 ")
 
 
 def test_before_is_the_fastest_at_each_temperature_and_one_slower_temperature_spoils_it() -> None:

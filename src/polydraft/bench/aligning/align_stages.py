@@ -31,7 +31,7 @@ from polydraft.bench.speed import (
     speed_conditions,
 )
 from polydraft.drafters import BoostedDrafter, Drafter, drafter_of, owned_models, owned_networks
-from polydraft.engine.choices import default_policy
+from polydraft.engine.choices import default_drafter, default_policy
 from polydraft.engine.load import draft_for
 from polydraft.errors import InvalidParameter, PolydraftError
 from polydraft.models import HuggingFaceModel, Layer, Pair, module_of
@@ -358,17 +358,18 @@ class AlignStages:
 
 
 def usual_arm(name: str, model: Any, draft: Any, filters: Mapping[str, float]) -> Arm:
-    """Return an arm whose trees are the usual ones of its drafter at each temperature, with the usual rule.
+    """Return an arm that drafts as `generate` does with a draft, in the usual trees and with the usual rule.
 
-    `generate` fits trees to what passes take when a draft is first used. A busy moment then would decide for a whole
-    comparison, which no interval over prompts shows.
+    At temperature 0 on a CPU drafts from text come first (`default_drafter`). `generate` fits trees to what passes take
+    when a draft is first used. A busy moment then would decide for a whole comparison, which no interval over prompts
+    shows.
     """
-    drafter = draft if isinstance(draft, Drafter) else drafter_of(draft)
+    given = draft if isinstance(draft, Drafter) else drafter_of(draft)
 
     def run(batch: PromptBatch, temperature: float, max_new_tokens: int, seed: int) -> Generated:
-        policy = default_policy(drafter, SamplingParams(temperature=temperature))
-        return drafting_arm(name, model, drafter, policy=policy, filters=filters).run(
-            batch, temperature, max_new_tokens, seed
-        )
+        params = SamplingParams(temperature=temperature)
+        drafter = default_drafter(given, params, model.device)
+        arm = drafting_arm(name, model, drafter, policy=default_policy(drafter, params), filters=filters)
+        return arm.run(batch, temperature, max_new_tokens, seed)
 
     return Arm(name, run)
