@@ -32,6 +32,7 @@ from polydraft.cli import main
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair
 from polydraft.probs import SamplingParams
+from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import Shards
 
 Call = Callable[..., int]
@@ -93,6 +94,14 @@ def test_filters_have_no_temperature_of_their_own(here: Path) -> None:
         InvalidParameter, match=r"The filters have a temperature of 0\.5; name it among the temperatures"
     ):
         plan(filters=SamplingParams(temperature=0.5, top_p=0.9))
+
+
+def test_heads_learn_under_the_filters_that_are_served(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, own, served = list[SamplingParams](), TargetEnds.laws, SamplingParams(top_k=2)
+    monkeypatch.setattr(TargetEnds, "laws", lambda ends, *given: (found.append(ends.filters), own(ends, *given))[1])
+    chosen = plan(temperatures=(1.0,), filters=served, form="medusa", losses=("entropy",))
+    run_alignment("target", None, PROMPTS, chosen, clock=ticking())
+    assert found and all(one == served for one in found)
 
 
 def test_filters_that_are_served_hold_in_every_stage(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Distilling draft models: losses by words, texts of several temperatures, and forms that draft what they learnt."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from polydraft.drafters import drafter_of
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel
-from polydraft.probs import SamplingParams
+from polydraft.probs import SamplingParams, to_probs
 from polydraft.training.alignment.divergences import mixture_divergence
 from polydraft.training.alignment.draft_forms import (
     FORMS,
@@ -223,6 +224,23 @@ def test_rows_of_a_filtered_target_are_learnt_by_the_whole_rows_of_the_draft() -
     found = one(**vars(texts))["loss"]
     torch.testing.assert_close(found, torch.cat(wanted).mean(), rtol=1e-4, atol=1e-5)
     assert float((found - training("fkl")(**vars(texts))["loss"]).detach().abs()) > 1e-2
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.7}, {"top_k": 3, "min_p": 0.1}])
+@pytest.mark.parametrize("some", [False, True])
+def test_heads_learn_the_filtered_law_of_all_tokens(some: bool, filters: dict[str, float]) -> None:
+    """Also those of fewer tokens: what is filtered follows from all of the target's."""
+    ids, params = torch.arange(24).view(2, 12) % model().vocab_size, SamplingParams(**filters)  # type: ignore[arg-type]
+    tokens = torch.tensor([0, 3, 4, 9]) if some else None
+    with torch.no_grad():
+        found = model().model(ids, output_hidden_states=True)
+    form = draft_form("vocabulary" if some else "medusa")
+    ends = replace(TargetEnds.of(model().model), filters=params)
+    made = form.make(Material(model(), ends, tokens=tokens), form.losses[0]).training
+    (own,) = made.target  # type: ignore[attr-defined]
+    laws, whole = own.laws(found.hidden_states[-1], found.logits.logsumexp(-1)), to_probs(found.logits.float(), params)
+    torch.testing.assert_close(laws, whole if tokens is None else whole[..., tokens], atol=1e-5, rtol=1e-4)
+    assert bool((laws == 0).any()) and own.filters == params
 
 
 def test_text_is_written_under_the_filters_that_are_served(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ class Distilling:
         params = replace(self.held_out.filters, temperature=max(self.held_out.rows) or 1.0)
         learnt = Shards(self.text.learnt)
         texts = torch.stack([learnt[place]["ids"] for place in range(min(TEXTS, len(learnt)))])
-        target, ends, reference = self.target, TargetEnds.of(self.target.model), self.reference(form)
+        target, reference = self.target, self.reference(form)
+        ends = replace(TargetEnds.of(target.model), filters=self.held_out.filters)
         tokens = None
         if form.cuts:
             tokens = most_written(self.text.learnt, target.vocab_size, kept_tokens(target.vocab_size), target.device)

@@ -6,7 +6,7 @@ and behind a layer. A pruned copy drafts badly until it is healed, which is what
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -216,7 +216,8 @@ def _fewer_tokens(material: Material, loss: str) -> NewHead:
     if tokens is None:
         tokens = torch.arange(kept_tokens(material.target.vocab_size), device=material.target.device)
     reads = usual_reads(material.target.layers)
-    return MAKERS[CUT_KIND].make(model, TargetEnds.of(model, tokens), reads, HeadSize(loss=loss), None)
+    ends = replace(TargetEnds.of(model, tokens), filters=material.ends.filters)
+    return MAKERS[CUT_KIND].make(model, ends, reads, HeadSize(loss=loss), None)
 
 
 def kept_tokens(vocab_size: int) -> int:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from polydraft.errors import InvalidParameter, UnsupportedModel
+from polydraft.probs import UNFILTERED, SamplingParams, to_probs
 
 STATES = 512
 """Of how many states all of the target's logits are made at a time."""
@@ -34,6 +35,7 @@ class TargetEnds:
         tokens: the head's tokens, rising; None for all.
         scale: what embeddings are multiplied by.
         every: all output rows, where `rows` are of some tokens; None where nobody asks for the target's own choice.
+        filters: of the target's laws, at temperature 1.
     """
 
     embedding: Float[Tensor, "V d"]
@@ -41,6 +43,7 @@ class TargetEnds:
     tokens: Int[Tensor, " v"] | None = None
     scale: float = 1.0
     every: Float[Tensor, "V d"] | None = None
+    filters: SamplingParams = UNFILTERED
 
     @classmethod
     def of(cls, target: PreTrainedModel, tokens: Int[Tensor, " v"] | None = None) -> "TargetEnds":
@@ -76,8 +79,14 @@ class TargetEnds:
         """Return the target's probabilities of the head's tokens.
 
         Args:
-            total: log of the sum of exp of all its logits; used where the head has fewer tokens.
+            total: log of the sum of exp of all its logits; used where the head has fewer tokens, and all are allowed.
         """
+        if self.filters != UNFILTERED:
+            kept = slice(None) if self.tokens is None else self.tokens
+            every = self._all_rows().float().mT
+            parts = final.float().flatten(0, -2).split(STATES)
+            laws = torch.cat([to_probs(part @ every, self.filters)[:, kept] for part in parts])
+            return laws.view(*final.shape[:-1], -1)
         logits = self.output(final)
         if self.tokens is None:
             return logits.softmax(-1)
