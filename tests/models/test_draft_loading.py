@@ -12,6 +12,7 @@ import polydraft
 from polydraft.errors import CheckpointError, UnsupportedModel, VocabularyMismatch
 from polydraft.models import HuggingFaceModel, check_same_source, load_draft, loading
 from polydraft.models.anatomy import WATCHING
+from polydraft.models.checkpoints import placing
 
 VOCAB = len(tiny_tokenizer())
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -34,6 +35,20 @@ def test_it_comes_onto_the_targets_device_in_its_precision(tmp_path: Path) -> No
         draft = load_draft(name, target)
         assert (draft.dtype, draft.device, draft.training) == (torch.float64, target.device, False)
     assert polydraft.generate(target, PROMPT, drafter=draft, max_new_tokens=4).sequences.shape == (1, 9)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_it_has_the_precision_that_it_would_have_beside_its_target(
+    short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft in bfloat16, as `align` writes it, would be slower in single precision than the same one of `load`."""
+    monkeypatch.setattr(placing, "multiplies_short", lambda: short)
+    saved(tmp_path / "target")
+    tiny_model(vocab=VOCAB, dtype=torch.bfloat16).save_pretrained(saved(tmp_path / "draft"))
+    pair = polydraft.load(tmp_path / "target", tmp_path / "draft")
+    alone = load_draft(tmp_path / "draft", pair.target)
+    assert pair.draft is not None and pair.target.dtype == torch.float32
+    assert alone.dtype == pair.draft.dtype == (torch.bfloat16 if short else torch.float32)
 
 
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:

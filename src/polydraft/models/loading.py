@@ -197,7 +197,9 @@ def save(pair: Pair, folder: Path) -> None:
 
 
 def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
-    """Load a draft model for a target that is there already, onto its device and in its precision.
+    """Load a draft model for a target that is there already, onto its device, as `load` does with "auto".
+
+    For a target in double precision it has that too.
 
     Args:
         name: folder, GGUF file or hub name of the draft model, or what `load` knows beside.
@@ -210,8 +212,9 @@ def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
     """
     if is_derived(name):
         return derived(like, str(name))
+    precision = like.dtype if like.dtype == torch.float64 else precision_named("auto", like.device)
     with held_back():
-        draft = _model(_checked(name), like.dtype, like.device)
+        draft = _model(_checked(name), precision, like.device)
     check_same_source(like, draft)
     return draft
 
