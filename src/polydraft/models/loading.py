@@ -197,9 +197,9 @@ def save(pair: Pair, folder: Path) -> None:
 
 
 def load_draft(name: str | Path, like: PreTrainedModel) -> PreTrainedModel:
-    """Load a draft model for a target that is there already, onto its device, as `load` does with "auto".
+    """Load a draft model for a target that is there already, onto its device.
 
-    For a target in double precision it has that too.
+    Its precision is what `load` gives it by "auto"; beside a target in double precision it has double precision.
 
     Args:
         name: folder, GGUF file or hub name of the draft model, or what `load` knows beside.

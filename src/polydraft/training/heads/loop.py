@@ -99,9 +99,11 @@ def _left_as_it_is(training: nn.Module) -> Iterator[None]:
     """Let a head be measured while it learns: it learns on as if nobody had looked."""
     was, device = training.training, next(training.parameters()).device
     training.eval()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    training.train(was)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        training.train(was)
 
 
 Worth = Callable[[], dict[str, tuple[float, ...]] | None]
