@@ -1,6 +1,6 @@
 """Let the last stage of `align` judge drafts whose worth is known, by the clock, and count right verdicts.
 
-    python docs/alignment/verdicts.py --runs 20 --seconds 45
+    python docs/alignment/verdicts.py --runs 20 --seconds 18
 
 Of the embedded pair: the shipped draft is judged beside itself (no better), beside a copy with noise in its weights
 (better), and that copy beside the shipped one (no better). Prompts are HumanEval's, other ones in each run. A line of
@@ -65,7 +65,7 @@ def main() -> None:
     """Run what is missing, and tell how many verdicts were right."""
     parser = argparse.ArgumentParser(description="Count right verdicts of the last stage of align.")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=45.0, help="of a run")
+    parser.add_argument("--seconds", type=float, default=18.0, help="of a run")
     parser.add_argument("--noise", type=float, default=0.2, help="of the worse draft, as a share of weights' spread")
     asked = parser.parse_args()
     lines = [json.loads(one) for one in RECORD.read_text().splitlines()] if RECORD.is_file() else []
