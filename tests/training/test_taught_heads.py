@@ -1,5 +1,7 @@
 """Heads that learn while they serve: what is counted is what is drafted, versions pass the gate, others are refused."""
 
+import threading
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,11 +26,14 @@ from heads import (
 )
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.initialization import no_tie_weights
 
 from polydraft.drafters import Drafter, HeadDrafter, HeadEnds
 from polydraft.drafters.learnt import learnt, states_to_learn
+from polydraft.engine import as_drafter
 from polydraft.errors import InvalidParameter
 from polydraft.models import HuggingFaceModel, load_pair
+from polydraft.models.checkpoints.silence import held_back
 from polydraft.models.checkpoints.weight_versions import VersionFolder, put_weights, weights_of
 from polydraft.probs import SamplingParams
 from polydraft.training.alignment.own_text import OwnTexts, chains_of_text, own_texts
@@ -125,6 +130,24 @@ def test_a_head_that_learns_begins_as_it_is_and_all_that_learns_is_in_its_versio
     assert {name: one.shape for name, one in weights_of(served).items()} == {
         name: one.shape for name, one in told.items()
     }
+
+
+def test_a_draft_that_is_copied_while_another_thread_loads_a_model_keeps_its_tied_weights() -> None:
+    """transformers turns tying off in the whole process while it loads."""
+    pair, loading = load_pair(), threading.Event()
+    drafter = as_drafter(pair.draft)
+
+    def load() -> None:
+        with held_back(), no_tie_weights():
+            loading.set()
+            time.sleep(0.2)
+
+    other = threading.Thread(target=load)
+    other.start()
+    loading.wait()
+    _, network = taught(drafter, pair.target)
+    other.join()
+    assert weights_of(network).keys() == weights_of(pair.draft).keys()
 
 
 def test_own_rows_of_an_eagle_head_are_taught() -> None:

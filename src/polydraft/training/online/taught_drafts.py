@@ -29,6 +29,7 @@ from polydraft.drafters.heads.xpress import XPress
 from polydraft.drafters.itself.spire import SpireHead
 from polydraft.drafters.learnt import parts_to_learn
 from polydraft.errors import InvalidParameter
+from polydraft.models.checkpoints.silence import ONE_AT_A_TIME
 from polydraft.training.alignment.draft_losses import draft_loss
 from polydraft.training.alignment.draft_training import DraftTraining
 from polydraft.training.heads.head_making import begin_with
@@ -84,10 +85,11 @@ def taught(drafter: Drafter | None, target: PreTrainedModel) -> tuple[HeadTraini
         UnsupportedModel: the target's ends are no tables.
     """
     parts = _parts(drafter)
-    if len(parts) == 1:
-        network = copied(parts[0], 0, None).requires_grad_(True).eval()
-        return DraftTraining(network, TargetEnds.of(target), draft_loss(LOSS)), network
-    made = _head_to_teach(parts, target)
+    with ONE_AT_A_TIME:  # while another thread loads a model, transformers ties no weights of new ones
+        if len(parts) == 1:
+            network = copied(parts[0], 0, None).requires_grad_(True).eval()
+            return DraftTraining(network, TargetEnds.of(target), draft_loss(LOSS)), network
+        made = _head_to_teach(parts, target)
     assert isinstance(made.training, HeadTraining)
     return made.training, _module_of(made)
 
