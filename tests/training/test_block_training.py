@@ -1,12 +1,13 @@
 """Training block heads: what is learnt is what is drafted, anchors are well placed, and steps lower the loss."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from doubles import tiny_model
 from heads import TERMS, VOCAB, block_head, rows_of
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polydraft.drafters import HeadDrafter, Session
@@ -15,8 +16,9 @@ from polydraft.drafters.heads.drafter import HeadEnds
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
+from polydraft.training.heads.loop import HeadRecipe, run_steps
 from polydraft.training.heads.losses.block_training import BlockLoss, BlockTraining, block_slots, drawn_anchors, forced
-from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.losses.row_losses import MOST_HELD, Learner, TargetEnds
 from polydraft.trees import Frontier
 
 LENGTH = 14
@@ -143,3 +145,30 @@ def test_steps_lower_the_loss_and_reach_every_weight(term: str, decay: float | N
         optimiser.step()
         losses.append(float(loss.detach()))
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+
+
+class Sums(Learner):
+    """Learns the mean of squares of texts that are three numbers."""
+
+    def __init__(self, held: int) -> None:
+        super().__init__()
+        self.held, self.sizes, self.weight = held, list[int](), nn.Parameter(torch.eye(3))
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        self.sizes.append(len(ids))
+        return {"loss": (ids @ self.weight).square().sum(-1).mean()}
+
+
+def test_a_step_whose_rows_are_many_takes_its_texts_in_parts_and_is_the_same_step(tmp_path: Path) -> None:
+    found = list[Tensor]()
+    texts: Any = [{"ids": one} for one in torch.randn(24, 3, generator=torch.Generator().manual_seed(1))]
+    for held, size in ((0, 8), (MOST_HELD // 8, 8), (MOST_HELD // 4, 4), (MOST_HELD // 3, 2), (2 * MOST_HELD, 1)):
+        training = Sums(held)
+        run_steps(training, texts, tmp_path / str(held), HeadRecipe(steps=3, save_every=9), lambda *_: False)
+        assert training.sizes == 3 * (8 // size) * [size] and training.parts(8) == 8 // size
+        found.append(training.weight.detach())
+    assert not torch.equal(found[0], torch.eye(3))
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], rtol=1e-5, atol=1e-6)
+    head = BlockTraining(block_head(), TargetEnds.of(tiny_model("llama", VOCAB)), 48)
+    assert head.held == 48 * head.head.shape.drafts * VOCAB

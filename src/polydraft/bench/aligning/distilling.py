@@ -126,10 +126,11 @@ def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch
     rows = [texts[place % len(texts)] for place in range(TEXTS)]
     batch: dict[str, Tensor] = {name: torch.stack([one[name] for one in rows]).to(device) for name in rows[0]}
     draft.training.to(device).train()
-    began = 0.0
+    began, parts = 0.0, draft.training.parts(TEXTS)
     for _ in range(2):
         began = budget.used
-        draft.training(**batch)["loss"].backward()
+        for first in range(parts):
+            draft.training(**{name: one[first::parts] for name, one in batch.items()})["loss"].backward()
     draft.training.zero_grad()
     return max(1e-4, BESIDES * (budget.used - began))
 

@@ -190,10 +190,12 @@ def run_steps(
     Raises:
         KeyboardInterrupt: the run was interrupted before its last step.
     """
+    parts = training.parts(recipe.texts)
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.texts,
+        per_device_train_batch_size=recipe.texts // parts,
+        gradient_accumulation_steps=parts,
         lr_scheduler_type="cosine",
         warmup_steps=round(recipe.warmup * recipe.steps),
         max_grad_norm=1.0,

@@ -111,6 +111,7 @@ class BlockTraining(HeadTraining):
     def __init__(self, head: BlockHead, target: TargetEnds, anchors: int, weights: BlockLoss = BlockLoss()) -> None:
         super().__init__(target)
         self.head, self.anchors, self.weights = head, anchors, weights
+        self.held = anchors * head.shape.drafts * len(target.rows)
 
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the losses of blocks behind drawn anchors."""

@@ -23,6 +23,8 @@ STATES = 512
 """Of how many states all of the target's logits are made at a time."""
 ROWS = 8192
 """For how many tokens at a time, where these are added up."""
+MOST_HELD = 2**26
+"""Numbers of rows that a step holds at a time, a quarter of a GB; losses and gradients take some ten times as much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +254,19 @@ class Learner(nn.Module):
     Attributes:
         shortest: how many tokens its texts have at least.
         heated: whether shards are to tell the temperature of each text.
+        held: how many numbers the rows of a text are, where all rows of a step are held for the gradient.
     """
 
     shortest: int = 2
     heated: bool = False
+    held: int = 0
+
+    def parts(self, texts: int) -> int:
+        """Return in how many equal parts a step takes its texts, so that few rows are held; it adds their gradients."""
+        return next(count for count in range(1, texts + 1) if texts % count == 0 and self._fits(texts // count))
+
+    def _fits(self, texts: int) -> bool:
+        return texts == 1 or texts * self.held <= MOST_HELD
 
     def begin(self, steps: int) -> None:
         """Know how many steps the run has that begins or goes on; this loss does not depend on that."""
