@@ -11,7 +11,8 @@ server keeps prompts for later ones then, since direct calls do not:
     python docs/measure_server.py --arms engine default --clients 1 --server-option=--target=smollm2
 
 The arm `learning` is a server whose draft learns from finished texts; its folder is gone afterwards. Below the table
-stands how much memory each server and the processes that it started hold behind each round:
+stands how much memory the server and the processes that it started hold behind each round, how much of it the texts
+take, and how often other weights were used by then:
 
     python docs/measure_server.py --arms default learning --clients 4 --temperature 1 --tokens 48 --least 200 --rounds 10
 """
@@ -47,6 +48,7 @@ ENGINE, USUAL, FOLDER = "engine", "default", "a folder of its own"
 SERVERS = {"plain": ("--drafter", "none"), USUAL: (), "plan auto": ("--plan", "auto")}
 SERVERS["learning"] = ("--learn", FOLDER, "--learn-bytes", "107000000")
 """What each server is told beside its port."""
+LEARNER = "polydraft:learn_bytes", "polydraft:learn_swaps_total"
 SETS = ("humaneval", "python")
 START = "from polydraft_command import main; main()"
 EXCERPT = 600
@@ -66,14 +68,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Load:
-    """What one arm did in one round: tokens per second, the times to first tokens, the texts by their number, and how
-    many MB its processes hold then.
+    """What one arm did in one round: tokens per second, the times to first tokens, the texts by their number, how many
+    MB its processes hold then, and what its learner says: bytes of the texts that it keeps, and swaps.
     """
 
     speed: float
     firsts: tuple[float, ...]
     texts: tuple[str, ...]
     memory: tuple[int, ...] = ()
+    learner: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,10 @@ class Server:
         """Let clients send texts."""
         found = asyncio.run(loaded(self, clients, texts, asked))
         every = (self.process, *self.process.children(recursive=True))
-        return replace(found, memory=tuple(one.memory_info().rss // 2**20 for one in every))
+        memory = tuple(one.memory_info().rss // 2**20 for one in every)
+        lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
+        told = [line.split()[-1] for name in LEARNER for line in lines if line.startswith(name)]
+        return replace(found, memory=memory, learner=tuple(map(float, told)))
 
 
 @dataclass(frozen=True)
@@ -331,7 +337,12 @@ def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], 
 def _memory(name: str, place: int, found: dict[int, list[list[Load | None]]]) -> str:
     """Say what an arm's processes hold behind each round."""
     rounds = [one for own in found.values() for each in own if (one := each[place])]
-    told = ", ".join(" + ".join(map(str, one.memory)) for one in rounds)
+    behind = list[str]()
+    for one in rounds:
+        texts, swaps = one.learner
+        all_of_them = f"{' + '.join(map(str, one.memory))} = {sum(one.memory)}"
+        behind.append(f"{all_of_them} (texts {texts / 2**20:.0f}, {swaps:.0f} swaps)")
+    told = ", ".join(behind)
     return f"MB of the arm {name} behind each round, of the server and the processes that it started: {told}."
 
 
