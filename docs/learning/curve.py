@@ -1,31 +1,38 @@
 """Show a draft texts of one kind, then of another, then of the first again, and write the table of docs/learning.md.
 
-    python docs/learning/curve.py --run      # about an hour on one core
-    python docs/learning/curve.py            # the table and the figure alone
+    python docs/learning/curve.py --run                      # about an hour on one core
+    python docs/learning/curve.py --run --target smollm2     # likewise
+    python docs/learning/curve.py                            # the tables and figures alone
 
 The embedded target writes behind beginnings of Python code and of English at temperature 1. All drafts begin with one
 start: the shipped draft's shapes, trained from nothing on other texts of code. They hear the same texts in the same
 order: *frozen* is the start; *learning* takes the steps and looks of `serve --learn`, so many steps a text, and each
 text counts under the version in use when it comes; *offline* took as many steps beforehand, on other texts of both
 kinds, and is frozen then. What a text is worth is counted and not decoded: its tokens over the target calls that are
-expected of chains of five. Nothing here is timed.
+expected of chains of five. Nothing here is timed. SmolLM2 writes 300 texts of each phase, and begins with the head that
+ships for it.
 """
 
 import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import polydraft
 from polydraft.bench import read_prompt_sets
 from polydraft.bench.prompts.prompt import encode
 from polydraft.bench.style import COLOURS, panels, save
 from polydraft.drafters import ModelDrafter
-from polydraft.models import HuggingFaceModel, Pair, load_pair
+from polydraft.drafters.learnt import states_to_learn
+from polydraft.engine import as_drafter
+from polydraft.models import HuggingFaceModel, Layer, Pair, load_pair
 from polydraft.models.checkpoints.weight_versions import VersionFolder, Weights, put_weights, weights_of
 from polydraft.probs import Noise
 from polydraft.training.corpus import standard_library
@@ -35,15 +42,54 @@ from polydraft.training.online.online_learning import ROLLED_BACK, SWAPPED, Lear
 from polydraft.training.online.taught_drafts import taught
 
 DOCS = Path(__file__).parents[1]
-RECORD, PAGE, PICTURE = DOCS / "learning" / "curve.jsonl", DOCS / "learning.md", DOCS / "pictures" / "learning.svg"
-MARKS = "<!-- table: curve -->\n", "<!-- end of curve -->"
+PAGE = DOCS / "learning.md"
 PHASES = "code", "English", "code"
-GIVEN, LENGTH, TOGETHER, EVERY, STEPS = 32, 144, 64, 4, 1000
-"""Tokens of a beginning and of a whole text; texts that are written at once; texts that come for each step; steps of
-the start."""
+GIVEN, LENGTH, EVERY, STEPS = 32, 144, 4, 1000
+"""Tokens of a beginning and of a whole text; texts that come for each step; steps of the start."""
 ENGLISH = "gsm8k", "spec-bench-mini"
 FROZEN, LEARNING, OFFLINE, START = "frozen", "learning", "offline", "start"
 Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured with one target.
+
+    Args:
+        target: its name.
+        words: what it is called in the table.
+        texts: of each phase.
+        together: texts that are written at once.
+        plan: how the draft learns.
+        mark: of its record, table and picture.
+        width: batches of texts of a point of the curve.
+    """
+
+    target: str
+    words: str
+    texts: int
+    together: int
+    plan: LearningPlan
+    mark: str
+    width: int
+
+    @property
+    def record(self) -> Path:
+        """Where its lines are."""
+        return DOCS / "learning" / f"{self.mark}.jsonl"
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of its record."""
+        return [json.loads(line) for line in self.record.read_text().splitlines()] if self.record.exists() else []
+
+
+FEW = LearningPlan(together=2, steps=25, held_texts=24, held_tokens=2_000)
+SETTINGS = {
+    "pair": Setting("pair", "Embedded pair", 2048, 64, LearningPlan(), "curve", 4),
+    "smollm2": Setting("smollm2", "SmolLM2-135M with its head", 300, 30, FEW, "curve-smollm2", 2),
+}
+PICTURES = {"curve": "learning", "curve-smollm2": "learning-smollm2"}
 
 
 def pieces(texts: Sequence[Tensor], count: int, seed: int) -> list[Tensor]:
@@ -66,42 +112,55 @@ def beginnings(pair: Pair, kind: str) -> list[Tensor]:
     ]
 
 
-def written(target: HuggingFaceModel, given: Sequence[Tensor], seed: int) -> Iterator[TaughtText]:
+def written(
+    target: HuggingFaceModel, given: Sequence[Tensor], seed: int, together: int, reads: tuple[Layer, ...]
+) -> Iterator[TaughtText]:
     """Let the target write on; yield texts with its states."""
     (random,) = Noise.from_seed(seed, 1).generators
-    for first in range(0, len(given), TOGETHER):
-        some = given[first : first + TOGETHER]
-        found = continued(target, some, torch.ones(len(some)), LENGTH, (), random)
-        for ids, final in zip(found["ids"].tolist(), found["final"], strict=True):
-            yield TaughtText(tuple(ids), GIVEN, 1.0, final.bfloat16())
+    for first in range(0, len(given), together):
+        some = given[first : first + together]
+        found = continued(target, some, torch.ones(len(some)), LENGTH, reads, random)
+        for row, (ids, final) in enumerate(zip(found["ids"].tolist(), found["final"], strict=True)):
+            features = found["features"][row].bfloat16() if reads else None
+            yield TaughtText(tuple(ids), GIVEN, 1.0, final.bfloat16(), features=features)
 
 
 class Curve:
     """The three drafts.
 
     Args:
-        texts: of each phase.
+        setting: the target, the texts and how the draft learns.
         folder: where versions are kept.
     """
 
-    def __init__(self, texts: int, folder: Path) -> None:
-        self.texts, self.pair = texts, load_pair()
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self.setting, self.texts = setting, setting.texts
+        self.pair = load_pair() if setting.target == "pair" else polydraft.load(setting.target)
         self.target = HuggingFaceModel(self.pair.target)
         self.sources = {kind: beginnings(self.pair, kind) for kind in dict.fromkeys(PHASES)}
         self.folder = folder
-        self.first = self.start()
+        self.head = None if setting.target == "pair" else as_drafter(self.pair.draft)
+        self.reads = () if self.head is None else states_to_learn(self.head)
+        self.first = self.start() if self.head is None else None
 
     def learner(self, name: str, rate: float = LearningPlan.rate) -> OnlineLearner:
-        """Return a draft of the shipped one's shapes, with the start's weights if there is one."""
-        folder, draft = self.folder / name, self.pair.draft
+        """Return a draft of the shipped one's shapes with the start's weights if there are any, or the shipped head."""
+        folder, drafter = self.folder / name, self.head
         folder.mkdir()
+        if drafter is None:
+            drafter = ModelDrafter(HuggingFaceModel(self._new(name)))
+        made = taught(drafter, self.pair.target)
+        return OnlineLearner(*made, VersionFolder(folder), replace(self.setting.plan, rate=rate))
+
+    def _new(self, name: str) -> Any:
+        draft: Any = self.pair.draft
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             network = type(draft)(draft.config).float()
         if name != START:
+            assert self.first is not None
             put_weights(network, self.first)
-        made = taught(ModelDrafter(HuggingFaceModel(network)), self.pair.target)
-        return OnlineLearner(*made, VersionFolder(folder), LearningPlan(rate=rate))
+        return network
 
     def start(self) -> Weights:
         """Train a draft from nothing on code, and return its weights."""
@@ -114,7 +173,8 @@ class Curve:
 
     def of(self, kind: str, seed: int, count: int) -> Iterator[TaughtText]:
         """Yield texts of a kind."""
-        return written(self.target, pieces(self.sources[kind], count, 100 + seed), 200 + seed)
+        given = pieces(self.sources[kind], count, 100 + seed)
+        return written(self.target, given, 200 + seed, self.setting.together, self.reads)
 
     def offline(self) -> OnlineLearner:
         """Return a draft that learnt both kinds beforehand, with as many steps."""
@@ -127,13 +187,13 @@ class Curve:
         return made
 
     def lines(self) -> Iterator[Line]:
-        """Yield what every sixty-four texts come to."""
+        """Yield what the texts that were written at once come to."""
         drafts = {FROZEN: self.learner(FROZEN), OFFLINE: self.offline(), LEARNING: self.learner(LEARNING)}
         learning, used = drafts[LEARNING], self.learner("in-use")
         for place, kind in enumerate(PHASES):
             every = list(self.of(kind, place, self.texts))
-            for first in range(0, self.texts, TOGETHER):
-                some = every[first : first + TOGETHER]
+            for first in range(0, self.texts, self.setting.together):
+                some = every[first : first + self.setting.together]
                 told: Line = {"phase": place, "kind": kind, "texts": len(some), "tokens": len(some) * (LENGTH - GIVEN)}
                 for name in (FROZEN, OFFLINE):
                     told[name] = round(float(calls_of(drafts[name].training, some).sum()), 2)
@@ -160,19 +220,14 @@ def learnt(learning: OnlineLearner, lessons: Sequence[TaughtText]) -> Iterator[L
             yield {"outcome": found.outcome, "share": share, "reason": found.reason}
 
 
-def record() -> list[Line]:
-    """Return the lines of the record."""
-    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
-
-
 def per_call(lines: Sequence[Line], arm: str) -> float:
     """Return an arm's tokens per target call."""
     return sum(one["tokens"] for one in lines) / sum(one[arm] for one in lines)
 
 
-def table() -> str:
+def table(setting: Setting) -> str:
     """Return tokens per call by phase, its first and its last quarter, and what came of looks."""
-    lines = record()
+    lines = setting.lines
     if not lines:
         return ""
     made = ["| phase, texts | part | frozen | learning | offline | swaps, looks |\n|---|---|---|---|---|---|\n"]
@@ -187,21 +242,22 @@ def table() -> str:
             made += [f"| {' | '.join([name, part, *cells, told])} |\n"]
     backs = sum(look["outcome"] == ROLLED_BACK for one in lines for look in one["looks"])
     made += [
-        f"\nEmbedded pair, temperature 1, {LENGTH - GIVEN} tokens a text behind {GIVEN} of a beginning, a step of 8 "
+        f"\n{setting.words}, temperature 1, {LENGTH - GIVEN} tokens a text behind {GIVEN} of a beginning, a step of 8 "
         f"texts for every {EVERY} that came; tokens per expected call of chains of five. Roll-backs: {backs}.\n"
     ]
     return "".join(made)
 
 
-def with_table(page: str) -> str:
-    """Return the page with the table of the record."""
-    head, rest = page.split(MARKS[0])
-    return head + MARKS[0] + table() + MARKS[1] + rest.split(MARKS[1])[1]
+def with_table(page: str, setting: Setting) -> str:
+    """Return the page with the table of a record."""
+    begins, ends = f"<!-- table: {setting.mark} -->\n", f"<!-- end of {setting.mark} -->"
+    head, rest = page.split(begins)
+    return head + begins + table(setting) + ends + rest.split(ends)[1]
 
 
-def curves(width: int = 4) -> Any:
+def curves(setting: Setting) -> Any:
     """Draw tokens per call over the texts that came, each point the mean of some batches, and swaps."""
-    lines = record()
+    lines, width = setting.lines, setting.width
     figure, (axis,) = panels(["A draft that learns, beside one that does not"], 3.2)
     figure.set_size_inches(6.8, 3.2)
     seen = [sum(one["texts"] for one in lines[: place + 1]) for place in range(len(lines))]
@@ -225,13 +281,17 @@ def curves(width: int = 4) -> Any:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true")
-    parser.add_argument("--texts", type=int, default=2048)
+    parser.add_argument("--target", choices=[*SETTINGS], default="pair", help="of the run")
+    parser.add_argument("--texts", type=int, help="of a phase; default: as many as the page tells")
     options = parser.parse_args()
     if options.run:
-        with tempfile.TemporaryDirectory() as made, RECORD.open("w") as file:
-            for found in Curve(options.texts, Path(made)).lines():
+        chosen = SETTINGS[options.target]
+        chosen = replace(chosen, texts=options.texts or chosen.texts)
+        with tempfile.TemporaryDirectory() as made, chosen.record.open("w") as file:
+            for found in Curve(chosen, Path(made)).lines():
                 file.write(json.dumps(found) + "\n")
                 file.flush()
-    if record():
-        PAGE.write_text(with_table(PAGE.read_text()))
-        save(curves, PICTURE)
+    for one in SETTINGS.values():
+        if one.lines:
+            PAGE.write_text(with_table(PAGE.read_text(), one))
+            save(partial(curves, one), DOCS / "pictures" / f"{PICTURES[one.mark]}.svg")
