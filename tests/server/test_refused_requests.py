@@ -2,11 +2,14 @@
 
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from serving import MODEL, PROMPT, ask, error
+from serving import MODEL, PROMPT, ask, client, error
+
+import polydraft
 
 CHAT = "/v1/chat/completions"
 WRONG: list[tuple[dict[str, Any], str | None]] = [
@@ -347,6 +350,18 @@ def test_another_model_is_not_there(app: TestClient) -> None:
     assert app.get("/v1/models").json()["data"][0]["id"] == MODEL
     assert app.get(f"/v1/models/{MODEL}").json()["max_model_len"] == 1024
     assert app.get("/v1/models/gpt").status_code == 404
+
+
+def test_a_tuned_model_says_of_which_it_is_another_one(tmp_path: Path, app: TestClient) -> None:
+    pair = polydraft.load("pair")
+    pair.target.config.tuned_from = "first"
+    pair.target.save_pretrained(tmp_path)
+    pair.tokenizer.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="is another model than 'first'"):
+        polydraft.load(tmp_path)
+    with pytest.warns(UserWarning, match="is another model than 'first'"), client(target=str(tmp_path)) as found:
+        assert found.get("/v1/models").json()["data"][0]["tuned_from"] == "first"
+    assert app.get("/v1/models").json()["data"][0]["tuned_from"] is None
 
 
 def test_head_is_get_without_a_body(app: TestClient) -> None:

@@ -1,6 +1,7 @@
 """CLLM: Jacobi's iteration over blocks, the loss of consistency against its formula, and what a run writes."""
 
 import json
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,6 +21,7 @@ import polydraft
 from polydraft.cli.train import consistent_in_words, run_train_consistency
 from polydraft.drafters import JacobiBlockDrafter, drafter_of
 from polydraft.errors import InvalidParameter, UnsupportedModel, VocabularyMismatch
+from polydraft.models.checks.supported import say_if_tuned
 from polydraft.options.commands.making_options import TrainConsistencyOptions
 from polydraft.training import (
     ConsistencyPlan,
@@ -229,6 +231,8 @@ def test_a_tuned_folder_is_a_plain_model_that_says_it_is_another_one_and_drafts(
     assert str(made.drift) in card and str(made.drift) in said and f"{made.after.passes:.3f}" in card
     assert made.as_dict()["another_model"] and made.drift is not None and made.drift.divergence > 0
     tuned: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+    with pytest.warns(UserWarning, match="is another model than 'a small target', whose weights were tuned"):
+        say_if_tuned(tuned, "mine")
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         assert float((tuned(ids).logits - target()(ids).logits).abs().max()) > 1e-3
@@ -250,7 +254,10 @@ def test_a_draft_learns_the_targets_law_and_stays_a_draft(tmp_path: Path) -> Non
     assert made.overlap[1] > made.overlap[0] + 0.01
     card = (tmp_path / "draft" / "README.md").read_text()
     assert "another model" not in card and "texts follow the law of a small target" in card
-    own = drafter_of(AutoModelForCausalLM.from_pretrained(tmp_path / "draft"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    with warnings.catch_warnings(action="error"):
+        say_if_tuned(model, "mine")
+    own = drafter_of(model)
     assert isinstance(own, JacobiBlockDrafter)
 
 

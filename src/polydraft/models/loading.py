@@ -39,7 +39,7 @@ from polydraft.models.checkpoints.gguf import alone, check_gguf, unpacked
 from polydraft.models.checkpoints.placing import device_named, precision_named
 from polydraft.models.checkpoints.silence import held_back, reason
 from polydraft.models.checks.layout import context_of
-from polydraft.models.checks.supported import check_architecture, chooses, remembers
+from polydraft.models.checks.supported import check_architecture, chooses, remembers, say_if_tuned
 from polydraft.models.derived import check_word, derived, in_few_bits
 from polydraft.models.distributed.elsewhere import HOME
 from polydraft.models.distributed.mirrored import follow
@@ -156,6 +156,7 @@ def load(
             if sharing is None
             else _shared(first, str(target), dtype, precision, place, sharing)
         )
+        say_if_tuned(large, str(target))
         beside = large.device if draft_device is None else device_named(draft_device)
         small = None if second is None else _model(second, precision_named(dtype, beside), beside)
     if is_derived(draft):

@@ -195,6 +195,7 @@ def _add_models(app: FastAPI) -> None:
             "max_model_len": told.get("context"),
             "verifier": told.get("verifier"),
             "lossless": told.get("lossless"),
+            "tuned_from": told.get("tuned_from"),
         }
 
     @app.get("/v1/models", responses={200: {"model": ModelList}, **ASKED})

@@ -1,6 +1,7 @@
 """What models say of themselves: what is around them, whether a token tree can be scored, and what else was passed."""
 
 import inspect
+import warnings
 from os import PathLike
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ COMPILED = "_orig_mod"
 SHARDING = "torch.distributed.fsdp"
 BY_TASK = ("POLY", "XLORA")
 """Adapters of PEFT that a model works out, or is told, in each call anew."""
+TUNED_FROM = "tuned_from"
+"""Where a configuration names the model that this one was, before its weights were tuned."""
 
 
 def unwrapped(model: object) -> object:
@@ -225,6 +228,16 @@ def counts_itself(model: PreTrainedModel) -> bool:
     local = "local" in (getattr(text, "attention_layers", None) or ())
     unasked = "position_ids" not in inspect.signature(model.forward).parameters
     return model.config.is_encoder_decoder or unasked or local or bool(getattr(text, "alibi", False))
+
+
+def say_if_tuned(model: PreTrainedModel, name: str) -> None:
+    """Warn that a model is another one than that whose weights were tuned to make it, if its configuration says so."""
+    first = getattr(model.config, TUNED_FROM, None)
+    if first:
+        warnings.warn(
+            f"{name!r} is another model than {str(first)!r}, whose weights were tuned; texts have its law.",
+            stacklevel=3,
+        )
 
 
 def _described(thing: object) -> str:

@@ -351,7 +351,10 @@ class ChatCompletionChunk(ChatPrompt, Chunk):
 
 
 class ModelCard(AnswerPart):
-    """The model, the rule of requests that name none, and whether texts then follow the model's law."""
+    """The model, the rule of requests that name none, and whether texts then follow the model's law.
+
+    `tuned_from` names the model that it was before its weights were tuned, if it says that it is another one now.
+    """
 
     id: str
     object: Literal["model"]
@@ -361,6 +364,7 @@ class ModelCard(AnswerPart):
     max_model_len: int | None
     verifier: str | None
     lossless: bool
+    tuned_from: str | None
 
 
 class ModelList(AnswerPart):

@@ -24,6 +24,7 @@ from polydraft.models import (
     read_size,
     text_of,
 )
+from polydraft.models.checks.supported import TUNED_FROM
 from polydraft.options.commands.serve_options import Settings
 from polydraft.server.worker.asks import Ask, Prompt, nested
 from polydraft.server.worker.served_versions import ServedVersions, bytes_to_learn
@@ -196,6 +197,7 @@ class LoadedModels:
             "drafters": [word for word in catalogue.drafter_words(0 if self.draft is None else 1) if word != "model"]
             + ([] if self.draft is None else ["model"]),
             "draft": None if self.draft is None else self.draft.name,
+            "tuned_from": getattr(self.target.model.config, TUNED_FROM, None),
         }
 
 

@@ -139,7 +139,8 @@ def make_consistent(
     drift = Drift.of(target, tuned, Shards(text.held_out)) if start is None else None
     overlap, repeats = (first[1], last[1]), _repeats(learnt.shards, size)
     made = MadeConsistent(out, plan.name, start is not None, first[0], last[0], overlap, drift, repeats, seconds)
-    save_whole(tuned, out, target, card_of(made, plan, len(learnt) * plan.writing.length))
+    card, was = card_of(made, plan, len(learnt) * plan.writing.length), plan.name if start is None else ""
+    save_whole(tuned, out, target, card, tuned_from=was)
     return made
 
 

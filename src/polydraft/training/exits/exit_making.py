@@ -106,7 +106,8 @@ def make_exits(
     tuned, seconds = training.tuned(), perf_counter() - began
     after = ExitQuality.of(ExitTraining(tuned, plan.settings), held_out)  # in the precision in which it is written
     made = MadeExits(out, plan.name, before, after, seconds)
-    save_whole(tuned, out, target, card_of(made, plan, len(Shards(text.learnt)) * plan.writing.length))
+    card = card_of(made, plan, len(Shards(text.learnt)) * plan.writing.length)
+    save_whole(tuned, out, target, card, tuned_from=plan.name)
     return made
 
 

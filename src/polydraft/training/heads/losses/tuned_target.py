@@ -29,6 +29,7 @@ from polydraft.drafters.heads.last_state_heads import MedusaHeads
 from polydraft.errors import CheckpointError, UnsupportedModel
 from polydraft.models import LanguageModel, tokenizer_of
 from polydraft.models.checkpoints.silence import held_back
+from polydraft.models.checks.supported import TUNED_FROM
 from polydraft.training.heads.losses.last_state_training import MedusaTraining, RowLoss
 from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, soft_cross_entropy, weighted
 
@@ -283,7 +284,8 @@ def write_tuned(
     for name, value in settings.items():
         setattr(model.config, name, value)
     weights = {**model.state_dict(), **{name: value.to(model.dtype).contiguous() for name, value in tensors.items()}}
-    save_whole(model, folder, adapted.hidden[1], card, weights)
+    original = adapted.hidden[1]
+    save_whole(model, folder, original, card, weights, Path(original.name_or_path or "").name or "its first form")
 
 
 def save_whole(
@@ -292,16 +294,20 @@ def save_whole(
     original: PreTrainedModel,
     card: str,
     weights: dict[str, Tensor] | None = None,
+    tuned_from: str = "",
 ) -> None:
     """Write a tuned model with its card, and with the tokenizer of the original.
 
     Args:
+        tuned_from: what it was before, if it is another model now, which it says wherever it is a target.
         weights: what to write in the room of the model's own, None for these.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     tokenizer = tokenizer_of(original)
+    if tuned_from:
+        setattr(model.config, TUNED_FROM, tuned_from)
     try:
         with held_back():
             model.save_pretrained(folder, state_dict=weights)
