@@ -53,8 +53,8 @@ from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.shards import Shards, continued
 
 LENGTH, GIVEN, ROWS, HELD, TEXTS, RATE, LENGTHS = 256, 48, 64, 32, 8, 2e-3, (1, 2, 4)
-NEW, TIMED, COUNTED = 96, 12, 48
-"""Tokens of a timed text, timed prompts, and rows whose optimum is searched for."""
+NEW, TIMED, COUNTED, FEW = 96, 12, 48, 2
+"""Tokens of a timed text, timed prompts, rows whose optimum is searched for, and texts that tell that of long rows."""
 TIMES = "transfer", "twice", "boost"
 """Experiments whose drafts are timed beside plain decoding of the first target."""
 YOUNG, SHIPPED, FEW_LAYERS = "young", "shipped", "six layers"
@@ -109,7 +109,7 @@ class Bench:
     def __init__(self, work: Path, tokens: int, steps: int, target: Any = None, pair: Pair | None = None) -> None:
         self.work, self.tokens, self.steps = work, tokens, steps
         self.work.mkdir(parents=True, exist_ok=True)
-        self.pair = load_pair() if pair is None else pair
+        self.pair, self.searched = (load_pair(), HELD) if pair is None else (pair, FEW)
         self.target = HuggingFaceModel(self.pair.target if target is None else target)
         self.ends = TargetEnds.of(self.target.model)
         self.fixed = self._fixed()
@@ -318,10 +318,12 @@ class Bench:
     def _optimum(self, made: NewHead, kind: str) -> dict[str, float]:
         """Return the mean of alpha* on held-out text at temperature 1, of 1, 2 and 4 drafts or of several models.
 
+        Of another pair, whose rows may be long, it is that of few texts.
+
         Of several models with a draft of each it is searched for row by row, on few rows, beside what the rule that
         looks at one draft after the other accepts of the same ones.
         """
-        training, rows = made.training.eval(), self.held_out(kind).rows[1.0]
+        training, rows = made.training.eval(), self.held_out(kind).rows[1.0][: self.searched]
         batch = HeadBatch(**{name: torch.stack([one[name] for one in rows]) for name in rows[0]})
         if isinstance(training, BoostTraining):
             pieces = [[*one.laws_of(batch, 1.0)] for one in training.drafts()]

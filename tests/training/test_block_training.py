@@ -18,7 +18,7 @@ from polydraft.probs import SamplingParams
 from polydraft.reading import Reader, Text
 from polydraft.training.heads.loop import HeadRecipe, run_steps
 from polydraft.training.heads.losses.block_training import BlockLoss, BlockTraining, block_slots, drawn_anchors, forced
-from polydraft.training.heads.losses.row_losses import MOST_HELD, Learner, TargetEnds
+from polydraft.training.heads.losses.row_losses import MOST_HELD, Learner, TargetEnds, step_of, weighted
 from polydraft.trees import Frontier
 
 LENGTH = 14
@@ -156,19 +156,41 @@ class Sums(Learner):
 
     def forward(self, ids: Tensor) -> dict[str, Tensor]:
         self.sizes.append(len(ids))
-        return {"loss": (ids @ self.weight).square().sum(-1).mean()}
+        counts = ids[:, 0] ** 2
+        return {"loss": weighted((ids @ self.weight).square().sum(-1), counts), "weight": counts.sum()}
 
 
 def test_a_step_whose_rows_are_many_takes_its_texts_in_parts_and_is_the_same_step(tmp_path: Path) -> None:
     found = list[Tensor]()
-    texts: Any = [{"ids": one} for one in torch.randn(24, 3, generator=torch.Generator().manual_seed(1))]
+    texts: Any = [{"ids": one} for one in torch.randn(21, 3, generator=torch.Generator().manual_seed(1))]
     for held, size in ((0, 8), (MOST_HELD // 8, 8), (MOST_HELD // 4, 4), (MOST_HELD // 3, 2), (2 * MOST_HELD, 1)):
         training = Sums(held)
         run_steps(training, texts, tmp_path / str(held), HeadRecipe(steps=3, save_every=9), lambda *_: False)
-        assert training.sizes == 3 * (8 // size) * [size] and training.parts(8) == 8 // size
+        assert training.sizes[: 16 // size] == 16 // size * [size] and sum(training.sizes) == 21
+        assert max(training.sizes) <= size
         found.append(training.weight.detach())
     assert not torch.equal(found[0], torch.eye(3))
     for one in found[1:]:
         torch.testing.assert_close(one, found[0], rtol=1e-5, atol=1e-6)
     head = BlockTraining(block_head(), TargetEnds.of(tiny_model("llama", VOCAB)), 48)
     assert head.held == 48 * head.head.shape.drafts * VOCAB
+
+
+@pytest.mark.parametrize("decay", [4.0, None])
+@pytest.mark.parametrize("places", [LENGTH - 2, 4, 1, 0])
+def test_texts_of_unequal_length_count_in_parts_as_they_do_at_once(
+    target: PreTrainedModel, places: int, decay: float | None
+) -> None:
+    """All places are anchors, so that nothing is drawn."""
+    batch = texts(target)
+    batch["valid"][0, : LENGTH - places] = 0
+    head = block_head().float().requires_grad_(True)
+    training = BlockTraining(head, TargetEnds.of(target), LENGTH, BlockLoss(decay=decay))
+    found = list[Tensor]()
+    for parts in (1, 2):
+        training.zero_grad()
+        made = (training(**{name: one[first::parts] for name, one in batch.items()}) for first in range(parts))
+        loss = step_of(training, made)
+        grads = [one.grad.flatten() for one in training.parameters() if one.grad is not None]
+        found.append(torch.cat([loss[None], *grads]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)

@@ -14,10 +14,12 @@ from polydraft.bench.bootstrap import bootstrap_weights, estimate, widening_for_
 from polydraft.drafters import (
     ByDepthDrafter,
     Drafter,
+    JacobiBlockDrafter,
     JacobiDrafter,
     NestedDrafter,
     NgramDrafter,
     RiderDrafter,
+    SkippingDrafter,
     drafter_of,
 )
 from polydraft.engine import load
@@ -155,6 +157,10 @@ def test_a_block_keeps_more_and_longer_chains_bring_more() -> None:
             replace(cast(NestedDrafter, load("pair", "self:int8 < ngram").draft), params=SamplingParams()),
             "settings of its own is not measured",
         ),
+        (JacobiBlockDrafter(HuggingFaceModel(tiny_model("llama", 24))), "guesses of earlier steps"),
+        (SkippingDrafter(), "self:skip=auto chooses its layers anew"),
+        (RiderDrafter((7, 7)), "behind 3 nodes of a step, .* ask for 2 drafts at most"),
+        (RiderDrafter((7, 7), carriers=1), "behind 1 nodes of a step, .* it is not measured"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(what: Drafter, told: str) -> None:

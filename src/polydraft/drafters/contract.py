@@ -268,7 +268,7 @@ class StretchedDrafter(Drafter, Protocol):
         """Return whose rows a chain of so many drafts is drawn from, from the top down, and how many are each one's.
 
         Raises:
-            InvalidParameter: that hangs on what each of them finds.
+            InvalidParameter: that hangs on what each of them finds, or on what became of earlier steps.
         """
         ...
 

@@ -1,7 +1,7 @@
 """A draft model that fills a block of guesses in one pass: Jacobi's iteration, verified by another model."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Int
@@ -121,6 +121,10 @@ class JacobiBlockDrafter(Drafter):
     def check(self, scheme: Scheme) -> None:
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A draft model that fills blocks")
+
+    def stretches(self, length: int) -> NoReturn:
+        """Raise `InvalidParameter`: the guesses that rows follow from are those of earlier steps."""
+        raise InvalidParameter(f"The {self.name} drafter goes by guesses of earlier steps, which a text does not tell.")
 
     def start(self, text: Text, session: Session) -> JacobiBlockState:
         """Return a reader that has read nothing, and no guesses."""

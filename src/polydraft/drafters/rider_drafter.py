@@ -124,6 +124,21 @@ class RiderDrafter(Drafter):
         """Raise `UnpairedScheme` for `Given`, whose drafts come from outside."""
         require_scheme(scheme, SAMPLED, "A drafter of riders")
 
+    def stretches(self, length: int) -> list[tuple[Drafter, int]]:
+        """Return this one, if all nodes of so long a chain have riders.
+
+        Raises:
+            InvalidParameter: some have none, so that what is drafted next follows from the step.
+        """
+        most = self.most_carriers - 1
+        if length > most:
+            asked = f"ask for {most} drafts at most" if most else "it is not measured"
+            raise InvalidParameter(
+                f"Riders lie behind {self.most_carriers} nodes of a step, and where a longer chain ends at another "
+                f"node the next step drafts nothing, which a text does not tell: {asked}."
+            )
+        return [(self, length)]
+
     @torch.no_grad()
     def start(self, text: Text, session: Session) -> RiderState:
         """Return rows that are not known yet."""

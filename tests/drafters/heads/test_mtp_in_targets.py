@@ -479,7 +479,14 @@ OF_A_ROW: dict[str, tuple[Any, dict[str, Any], str]] = {
     "its last norm missing": (less("mtp.layers.1.final_layernorm"), {}, r"1\.final_layernorm\.weight is missing"),
     "a block too many": (beside("mtp.layers.2.norm"), {}, r"holds mtp\.layers\.2\.norm\.weight, which this kind"),
     "a block of another kind": (None, ROW, r"mtp_layers_block_type is \['full_attention', 'linear_attention'\]; a mod"),
-    "more than promised": (moved("mtp.layers.0.eh_proj", "mtp.layers.2.eh_proj"), {}, r"has the MTP modules \[1\]"),
+    "more than promised": (moved("mtp.layers.0.eh_proj", "mtp.layers.2.eh_proj"), {}, r"is 1, .* hold 2 MTP modules"),
+    "no projection": (less("mtp.layers.0.eh_proj"), {}, r"mtp\.layers\.0\.eh_proj\.weight is missing"),
+    "output rows of its own": (beside("mtp.lm_head"), {}, r"holds mtp\.lm_head\.weight, which this kind"),
+    "whole numbers": (
+        lambda own: own | {"mtp.layers.0.eh_proj.weight": own["mtp.layers.0.eh_proj.weight"].int()},
+        {},
+        r"holds mtp\.layers\.0\.eh_proj\.weight: MTP modules with quantised weights are not read",
+    ),
 }
 
 

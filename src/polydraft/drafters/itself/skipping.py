@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from polydraft.drafters.contract import Defaults, Drafter, DraftRequest, Needs, Session
 from polydraft.drafters.itself.self_drafter import drawn_by
@@ -106,6 +106,10 @@ class SkippingDrafter(Drafter):
             raise InvalidParameter(f"every must be a whole number of at least 1, but is {shown(self.every)}.")
         object.__setattr__(self, "name", View(self.weights, chooses=True).word)
         object.__setattr__(self, "needs", Needs(target=True, slots=max(MOST_SAVED + 1, WRITTEN)))
+
+    def stretches(self, length: int) -> NoReturn:
+        """Raise `InvalidParameter`: where a text chooses its layers anew follows from its steps."""
+        raise InvalidParameter(f"{self.name} chooses its layers anew as steps are taken, which a text does not tell.")
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft a short chain, since each draft costs a pass of the view."""

@@ -81,7 +81,7 @@ def measure_draft(
     """
     if not prompts or min(map(len, prompts)) < 1:
         raise InvalidParameter("A draft is measured on text behind prompts of at least one token; give such prompts.")
-    check_chains(target, drafter)
+    check_chains(target, drafter, length)
     parts = list[DraftWorth]()
     for first in range(0, len(prompts), TOGETHER):
         some = prompts[first : first + TOGETHER]

@@ -159,16 +159,16 @@ class ChainsOfText:
         return tuple(((self.overlap * there).sum((0, 1)) / there.sum((0, 1)).clamp_min(1)).tolist())
 
 
-def check_chains(target: LanguageModel, drafter: Drafter) -> None:
-    """Check that a drafter can be asked for the text's own tokens.
+def check_chains(target: LanguageModel, drafter: Drafter, length: int) -> None:
+    """Check that a drafter can be asked for so many of the text's own tokens.
 
     Raises:
-        InvalidParameter: its drafts follow from earlier steps, or the target has an encoder.
+        InvalidParameter: its drafts follow from earlier steps, or do with so many drafts, or the target has an encoder.
         UnpairedScheme: it draws from no rows.
     """
     if target.facts.encodes:
         raise InvalidParameter("Texts of a target with an encoder are not measured; give a decoder.")
-    for one, _ in stretches(drafter, 1):
+    for one, _ in stretches(drafter, length):
         one.check(_scheme(one))
 
 
@@ -186,7 +186,7 @@ def chains_of_text(
         UnpairedScheme: likewise.
         TargetMismatch, VocabularyMismatch: it is for another target.
     """
-    check_chains(target, drafter)
+    check_chains(target, drafter, length)
     ratio = torch.zeros(len(texts.given), int(texts.written.max()), length).double()
     overlap, first = torch.zeros_like(ratio), 0
     for one, count in stretches(drafter, length):

@@ -391,8 +391,10 @@ def _tokens_per_call(
     drafter: Drafter, model: HuggingFaceModel, text: WrittenShards, prompts: int
 ) -> dict[str, tuple[float, ...]] | None:
     """Return what a head is worth on held-out text at temperature 1; None if it cannot be measured so."""
+    params = SamplingParams(temperature=1.0)
+    length = (drafter.defaults(params) or model_defaults(params)).policy.shape.depth
     try:
-        check_chains(model, drafter)
+        check_chains(model, drafter, length)
     except (InvalidParameter, UnpairedScheme):
         return None
     ids, valid = written_at_one(text, prompts)
@@ -401,8 +403,6 @@ def _tokens_per_call(
     if not len(ids):
         return None
     texts = OwnTexts(ids, valid.int().argmax(-1), valid.sum(-1)).first(PLACES)
-    params = SamplingParams(temperature=1.0)
-    length = (drafter.defaults(params) or model_defaults(params)).policy.shape.depth
     return DraftWorth.of(chains_of_text(model, drafter, texts, params, length)).tokens_per_call
 
 

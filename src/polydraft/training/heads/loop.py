@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from polydraft.errors import InvalidParameter
-from polydraft.training.heads.losses.row_losses import Learner
+from polydraft.training.heads.losses.row_losses import Learner, step_of
 from polydraft.training.muon import Muon
 
 
@@ -136,6 +136,16 @@ class _HeadTrainer(Trainer):
         outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None):
+        """Take the texts of a step in parts, where their rows would be too many at once."""
+        parts = model.parts(len(inputs["ids"]))
+        if parts == 1:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        texts = ({name: one[first::parts] for name, one in inputs.items()} for first in range(parts))
+        return step_of(model, (model(**some) for some in texts), self.accelerator.backward)
+
 
 def train_head(
     training: Learner,
@@ -190,12 +200,10 @@ def run_steps(
     Raises:
         KeyboardInterrupt: the run was interrupted before its last step.
     """
-    parts = training.parts(recipe.texts)
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.texts // parts,
-        gradient_accumulation_steps=parts,
+        per_device_train_batch_size=recipe.texts,
         lr_scheduler_type="cosine",
         warmup_steps=round(recipe.warmup * recipe.steps),
         max_grad_norm=1.0,

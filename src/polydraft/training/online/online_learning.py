@@ -10,7 +10,7 @@ held-out replay and the gate are this package's.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ from polydraft.models.checkpoints.weight_versions import (
 )
 from polydraft.training.alignment.draft_losses import CHAIN
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block
-from polydraft.training.heads.losses.row_losses import HeadTraining
+from polydraft.training.heads.losses.row_losses import HeadTraining, step_of
 from polydraft.training.online.lesson_buffer import LessonBuffer, TaughtText, batched
 from polydraft.training.online.version_gate import Saving
 
@@ -161,28 +161,28 @@ class OnlineLearner:
 
     def step(self) -> float:
         """Take a step; return its loss."""
-        lessons, total = self.buffer.learnt.some(self.plan.texts), 0.0
+        lessons = self.buffer.learnt.some(self.plan.texts)
         size = self.plan.together or len(lessons)
         self.optimizer.zero_grad(set_to_none=True)
-        for first in range(0, len(lessons), size):
-            part = lessons[first : first + size]
-            loss = self._loss(part) * (len(part) / len(lessons))
-            loss.backward()
-            total += float(loss.detach())
+        parts = [lessons[first : first + size] for first in range(0, len(lessons), size)]
+        total = float(step_of(self.training, map(self._learnt, parts)))
         torch.nn.utils.clip_grad_norm_(self.training.parameters(), 1.0)
         self.optimizer.step()
         self.taken, self.steps = self.taken + 1, self.steps + 1
         return total
 
-    def _loss(self, lessons: Sequence[TaughtText]) -> Tensor:
-        """Return the loss of some lessons; heads of fewer tokens are told what the target makes of all of its own."""
+    def _learnt(self, lessons: Sequence[TaughtText]) -> Mapping[str, Tensor]:
+        """Return the loss of some lessons and its weight.
+
+        Heads of fewer tokens are told what the target makes of all of its own.
+        """
         batch, (ends,) = batched(lessons), self.training.target
         for row, one in enumerate(lessons if ends.tokens is not None else ()):
             if one not in self._totals:
                 self._totals[one] = ends.totals(one.final.float())
             batch.lse[row, : len(one.ids)] = self._totals[one]
         told = replace(batch, heat=batch.heat if self.training.heated else None)
-        return self.training(**vars(told))["loss"]
+        return {"weight": torch.tensor(float(len(lessons))), **self.training(**vars(told))}
 
     def look(self) -> Look:
         """Compare, and let another version be used if that is better; the number goes into the keys of texts."""

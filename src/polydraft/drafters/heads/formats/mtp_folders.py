@@ -109,10 +109,11 @@ class Family:
 
     def numbers(self, names: Iterable[str], layers: int, length: int = 1) -> list[int]:
         """Return the modules, counted from 0 and each of so many layers, of which there are tensors."""
-        sign = self.names["eh_proj"] if "{at}" in self.names["eh_proj"] else self.block
-        pattern = re.compile(re.escape(sign).replace(re.escape("{at}"), r"(\d+)"))
+        signs = [called for called in self.names.values() if "{at}" in called] or [self.block]
+        patterns = [re.compile(re.escape(one).replace(re.escape("{at}"), r"(\d+)")) for one in signs]
         first = layers if self.behind else 0
-        found = {int(one[1]) for one in map(pattern.match, names) if one is not None}
+        matches = (pattern.match(name) for name in names for pattern in patterns)
+        found = {int(one[1]) for one in matches if one is not None}
         return sorted({(one - first) // length for one in found if one >= first})
 
     def shared(self) -> list[str]:
@@ -140,7 +141,7 @@ DEEPSEEK = Family(
 )
 NEMOTRON = Family(
     "num_nextn_predict_layers",
-    "mtp.layers.",
+    "mtp.",
     "mtp.layers.{at}.",
     {
         "enorm": "mtp.layers.{at}.enorm.",
@@ -348,7 +349,8 @@ def load_modules(
     tensors.left = {name.removeprefix(INNER): one for name, one in tensors.left.items()}
     for theirs, ours in RENAMED:
         tensors.left = {name.replace(theirs, ours): one for name, one in tensors.left.items()}
-    scaled = next((name for name, one in tensors.left.items() if name.endswith(SCALES) or one.element_size() < 2), None)
+    few = {name for name, one in tensors.left.items() if one.element_size() < 2 or not one.is_floating_point()}
+    scaled = next((name for name in tensors.left if name in few or name.endswith(SCALES)), None)
     if scaled is not None:
         raise CheckpointError(f"{tensors.folder.name} holds {scaled}: MTP modules with quantised weights are not read.")
     blocks = [TargetLayer(target, dtype, kinds) for _ in range(count)]

@@ -66,16 +66,22 @@ class BlockLoss:
             sure: what the confidence head says, in (0, 1); None without one.
         """
         entropy, overlap = cross_entropy(logits, labels), agreement(logits, laws)
-        if self.decay is None:
-            weights = d_pace(chances(logits, labels), there)
-        else:
-            weights = decaying(labels.shape[-1], self.decay, overlap) * there
+        weights = self.counts(logits, labels, there)
         loss = self.entropy * weighted(entropy, weights) + self.variation * weighted(1 - overlap, weights)
         if self.rows is not None:
             loss = loss + weighted(self.rows(logits, laws), weights)
         if sure is not None and self.confidence:
             loss = loss + self.confidence * weighted(unsure(sure, overlap), weights)
         return loss
+
+    @torch.no_grad()
+    def counts(
+        self, logits: Float[Tensor, "*b D V"], labels: Int[Tensor, "*b D"], there: Bool[Tensor, "*b D"]
+    ) -> Float[Tensor, "*b D"]:
+        """Return what each draft counts; arguments as of `of`."""
+        if self.decay is None:
+            return d_pace(chances(logits, labels), there)
+        return decaying(labels.shape[-1], self.decay, logits) * there
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +117,7 @@ class BlockTraining(HeadTraining):
     def __init__(self, head: BlockHead, target: TargetEnds, anchors: int, weights: BlockLoss = BlockLoss()) -> None:
         super().__init__(target)
         self.head, self.anchors, self.weights = head, anchors, weights
-        self.held = anchors * head.shape.drafts * len(target.rows)
+        self.held = anchors * head.shape.drafts * len(target.rows) if self.one_mean else 0
 
     def learn(self, batch: HeadBatch) -> dict[str, Tensor]:
         """Return the losses of blocks behind drawn anchors."""
@@ -129,7 +135,13 @@ class BlockTraining(HeadTraining):
         count = there.flatten(0, 1).sum(0)
         mean = (agreement(logits, laws) * there).flatten(0, 1).sum(0) / count.clamp_min(1)
         loss = self.cost(block, BlockRows(before, logits, laws, labels, there, sure))
-        return {"loss": loss, "overlap": mean.detach(), "count": count}
+        weight = self.weights.counts(logits, labels, there).sum()
+        return {"loss": loss, "weight": weight, "overlap": mean.detach(), "count": count}
+
+    @property
+    def one_mean(self) -> bool:
+        """Whether all terms of the loss are means by the same weights, so that a step can be taken in parts."""
+        return True
 
     def along(self, batch: HeadBatch, length: int) -> Iterator[RowsAlong]:
         """Yield the rows of a block behind every place, of as many blocks at once as have some hundreds of rows."""

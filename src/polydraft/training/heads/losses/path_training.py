@@ -37,6 +37,11 @@ class XPressTraining(BlockTraining):
 
     ROUNDS, ROUNDS_COUNT, BASE_COUNTS = 3, 0.3, 0.6
 
+    @property
+    def one_mean(self) -> bool:
+        """Whether all terms of the loss are means by the same weights: D-PACE's follow from the rows of each."""
+        return self.weights.decay is not None
+
     def cost(self, block: FilledBlock, rows: BlockRows) -> Float[Tensor, ""]:
         """Return the loss of blocks."""
         assert block.logits is not None
@@ -122,6 +127,11 @@ class LatticeTraining(BlockTraining):
     def __init__(self, head: BlockHead, target: TargetEnds, anchors: int, lattice: LatticeLoss = LatticeLoss()) -> None:
         super().__init__(head, target, anchors, lattice.base)
         self.lattice = lattice
+
+    @property
+    def one_mean(self) -> bool:
+        """Whether all terms of the loss are means by the same weights: those of the candidates are others."""
+        return False
 
     def cost(self, block: FilledBlock, rows: BlockRows) -> Float[Tensor, ""]:
         """Return the loss of blocks."""

@@ -5,7 +5,7 @@ are given. What p has elsewhere can never be accepted.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -249,7 +249,8 @@ class Learner(nn.Module):
     """What the training loop trains: a batch of texts in, the loss and what drafts are like out; derive from it.
 
     `forward` takes what is in the shards, by name. It returns the `loss`, and per draft the mean `overlap` with the
-    target and the `count` of how often each was asked for.
+    target and the `count` of how often each was asked for; if `held` is not 0, also the `weight` by which the losses of
+    parts of a step are averaged.
 
     Attributes:
         shortest: how many tokens its texts have at least.
@@ -394,6 +395,28 @@ def few_at_a_time(rows: Callable[..., tuple[Tensor, ...]], *given: Shaped[Tensor
 def summed(losses: Sequence[Tensor], overlaps: Sequence[Tensor], counts: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return what a head is trained by, of each draft's loss, mean overlap and count."""
     return {"loss": torch.stack([*losses]).sum(), "overlap": torch.stack([*overlaps]), "count": torch.stack([*counts])}
+
+
+def step_of(
+    training: nn.Module,
+    parts: Iterable[Mapping[str, Tensor]],
+    backward: Callable[[Tensor], None] = lambda loss: loss.backward(),
+) -> Float[Tensor, ""]:
+    """Leave the gradient of a step whose texts come in parts, and return its loss: the mean of theirs by their weights.
+
+    Args:
+        parts: the `loss` and `weight` of each, made one after the other, so that few rows are held at a time.
+        backward: adds the gradient of a loss; there is none before.
+    """
+    loss, total = 0.0, 0.0
+    for part in parts:
+        backward(part["loss"] * part["weight"])
+        loss, total = loss + part["loss"].detach() * part["weight"], total + part["weight"]
+    whole = torch.as_tensor(total).clamp_min(1e-6)
+    for one in training.parameters():
+        if one.grad is not None:
+            one.grad /= whole
+    return loss / whole
 
 
 def same_tokens(one: Int[Tensor, " v"] | None, other: Int[Tensor, " v"] | None) -> bool:
