@@ -68,10 +68,8 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
         for start in WIDTHS:
             yield limit("jsd", start=start, longer=3)
         yield Trial(SMOLLM2, "jsd", seed=seed, start=FEW_LAYERS, longer=0)
-        for loss in ("fkl", "jsd", "tvd"):
+        for loss in DIVERGENCES:
             yield Trial(SMOLLM2, loss, seed=seed, start=FEW_LAYERS)
-        for loss in ("jsd", "tvd"):
-            yield Trial(SMOLLM2, loss, "by-token", seed, start=FEW_LAYERS)
 
 
 def record() -> list[Line]:
