@@ -223,7 +223,7 @@ def test_a_head_of_fewer_tokens_is_told_what_the_target_makes_of_all_of_its_own(
             torch.manual_seed(0)
             found.append(float(one.training(**{**vars(batch), "heat": None, "lse": lse})["loss"]))
         torch.manual_seed(0)
-        told = float(one._loss(lessons))
+        told = float(one._learnt(lessons)["loss"])
     assert told == pytest.approx(found[0], rel=1e-5) and abs(found[1] - found[0]) > 1e-3
 
 
