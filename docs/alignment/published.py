@@ -1,4 +1,4 @@
-"""Distil one draft from one start in many ways, at equal steps or time, and write the tables of docs/alignment.md.
+"""Distil one draft from one start in many ways, at equal steps or time, and write docs/alignment/tables.md.
 
     python docs/alignment/published.py --work FOLDER                     # all that is not in the record yet
     python docs/alignment/published.py --work FOLDER --only losses --steps 100
@@ -26,7 +26,7 @@ from arms import FEW_LAYERS, HELD, LENGTH, SHIPPED, TEXTS, WIDTHS, YOUNG, Bench,
 import polydraft
 
 DOCS = Path(__file__).parents[1]
-RECORD, PAGE = DOCS / "alignment" / "published.jsonl", DOCS / "alignment.md"
+RECORD, PAGE = DOCS / "alignment" / "published.jsonl", DOCS / "alignment" / "tables.md"
 MARKS = "<!-- table: published -->\n", "<!-- end of published -->"
 DIVERGENCES, SOURCES = ("fkl", "rkl", "jsd", "tvd"), ("fixed", "target", "draft", "both", "by-token")
 LOSSES = (
