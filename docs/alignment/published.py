@@ -66,7 +66,7 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
         for loss, longer in (("jsd", 0), ("jsd", 1), ("lk-alpha", 1), ("calls", 1)):
             yield limit(loss, start=SHIPPED, longer=longer)
         for start in WIDTHS:
-            yield limit("jsd", start=start, longer=3)
+            yield limit("jsd", start=start)
         yield Trial(SMOLLM2, "jsd", seed=seed, start=FEW_LAYERS, longer=0)
         for loss in DIVERGENCES:
             yield Trial(SMOLLM2, loss, seed=seed, start=FEW_LAYERS)

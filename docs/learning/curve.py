@@ -267,6 +267,7 @@ def curves(setting: Setting) -> Any:
             [seen[end - 1] for end in some],
             [per_call(lines[end - width : end], arm) for end in some],
             color=colour,
+            linewidth=4.0 if arm == FROZEN else 1.5,  # seen where the others lie on it
             label=arm,
         )
     for at, one in zip(seen, lines, strict=True):
