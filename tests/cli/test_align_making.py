@@ -219,7 +219,9 @@ def test_what_is_killed_goes_on_from_its_last_checkpoint(here: Path, monkeypatch
     check_drafts(Path("made"))
 
 
-@pytest.mark.parametrize("place", ["tried", "distilled", pytest.param("compare", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "place", ["distilled", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tried", "compare"))]
+)
 def test_the_same_call_goes_on_behind_an_interruption(here: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -410,7 +412,9 @@ def test_a_target_of_no_numbers_is_refused(here: Path, folders: tuple[Path, Path
         run_alignment("nan", None, PROMPTS, plan(), clock=ticking())
 
 
-@pytest.mark.parametrize("form", ["lora", "boost:2", "width", "vocabulary"])
+@pytest.mark.parametrize(
+    "form", ["lora", "vocabulary", *(pytest.param(one, marks=pytest.mark.slow) for one in ("boost:2", "width"))]
+)
 def test_other_forms_are_made_judged_and_load(form: str, here: Path) -> None:
     draft = "draft" if form != "width" else None
     losses = ("adaspec",) if form == "lora" else ()

@@ -59,7 +59,8 @@ def test_minutes_bound_all_stages_together_and_each_ends_by_its_share(
 
 
 @pytest.mark.parametrize(
-    ("stage", "name", "over"), [(2, "slower when it writes", 0), (4, "slower when it distils", OVER)]
+    ("stage", "name", "over"),
+    [(2, "slower when it writes", 0), pytest.param(4, "slower when it distils", OVER, marks=pytest.mark.slow)],
 )
 def test_a_stage_that_does_not_look_at_its_pace_ends_too_late(
     stage: int, name: str, over: float, here: Path, monkeypatch: pytest.MonkeyPatch
