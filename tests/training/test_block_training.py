@@ -8,6 +8,7 @@ import torch
 from doubles import tiny_model
 from heads import TERMS, VOCAB, block_head, rows_of
 from torch import Tensor, nn
+from torch.utils.data import StackDataset
 from transformers import PreTrainedModel
 
 from polydraft.drafters import HeadDrafter, Session
@@ -162,7 +163,7 @@ class Sums(Learner):
 
 def test_a_step_whose_rows_are_many_takes_its_texts_in_parts_and_is_the_same_step(tmp_path: Path) -> None:
     found = list[Tensor]()
-    texts: Any = [{"ids": one} for one in torch.randn(21, 3, generator=torch.Generator().manual_seed(1))]
+    texts: Any = StackDataset(ids=torch.randn(21, 3, generator=torch.Generator().manual_seed(1)))
     for held, size in ((0, 8), (MOST_HELD // 8, 8), (MOST_HELD // 4, 4), (MOST_HELD // 3, 2), (2 * MOST_HELD, 1)):
         training = Sums(held)
         run_steps(training, texts, tmp_path / str(held), HeadRecipe(steps=3, save_every=9), lambda *_: False)
