@@ -159,8 +159,8 @@ def test_a_block_keeps_more_and_longer_chains_bring_more() -> None:
         ),
         (JacobiBlockDrafter(HuggingFaceModel(tiny_model("llama", 24))), "guesses of earlier steps"),
         (SkippingDrafter(), "self:skip=auto chooses its layers anew"),
-        (RiderDrafter((7, 7)), "behind 3 nodes of a step, .* ask for 2 drafts at most"),
-        (RiderDrafter((7, 7), carriers=1), "behind 1 nodes of a step, .* it is not measured"),
+        (RiderDrafter((7, 7)), "behind 3 of a step's nodes; .* ask for 2 drafts at most"),
+        (RiderDrafter((7, 7), carriers=1), "behind 1 of a step's nodes; .* it is not measured"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(what: Drafter, told: str) -> None:

@@ -124,7 +124,9 @@ class JacobiBlockDrafter(Drafter):
 
     def stretches(self, length: int) -> NoReturn:
         """Raise `InvalidParameter`: the guesses that rows follow from are those of earlier steps."""
-        raise InvalidParameter(f"The {self.name} drafter goes by guesses of earlier steps, which a text does not tell.")
+        raise InvalidParameter(
+            f"The {self.name} drafter goes by guesses of earlier steps; texts do not tell them, so it is not measured."
+        )
 
     def start(self, text: Text, session: Session) -> JacobiBlockState:
         """Return a reader that has read nothing, and no guesses."""

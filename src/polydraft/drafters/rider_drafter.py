@@ -134,8 +134,8 @@ class RiderDrafter(Drafter):
         if length > most:
             asked = f"ask for {most} drafts at most" if most else "it is not measured"
             raise InvalidParameter(
-                f"Riders lie behind {self.most_carriers} nodes of a step, and where a longer chain ends at another "
-                f"node the next step drafts nothing, which a text does not tell: {asked}."
+                f"Riders lie behind {self.most_carriers} of a step's nodes; a longer chain may end at another node, "
+                f"and the next step then drafts nothing, which a text does not tell: {asked}."
             )
         return [(self, length)]
 

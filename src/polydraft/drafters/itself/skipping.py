@@ -109,7 +109,9 @@ class SkippingDrafter(Drafter):
 
     def stretches(self, length: int) -> NoReturn:
         """Raise `InvalidParameter`: where a text chooses its layers anew follows from its steps."""
-        raise InvalidParameter(f"{self.name} chooses its layers anew as steps are taken, which a text does not tell.")
+        raise InvalidParameter(
+            f"{self.name} chooses its layers anew as steps are taken; texts do not tell where, so it is not measured."
+        )
 
     def defaults(self, params: SamplingParams) -> Defaults:
         """Draft a short chain, since each draft costs a pass of the view."""

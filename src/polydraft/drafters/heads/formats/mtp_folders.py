@@ -349,8 +349,8 @@ def load_modules(
     tensors.left = {name.removeprefix(INNER): one for name, one in tensors.left.items()}
     for theirs, ours in RENAMED:
         tensors.left = {name.replace(theirs, ours): one for name, one in tensors.left.items()}
-    few = {name for name, one in tensors.left.items() if one.element_size() < 2 or not one.is_floating_point()}
-    scaled = next((name for name in tensors.left if name in few or name.endswith(SCALES)), None)
+    rounded = {name for name, one in tensors.left.items() if one.element_size() < 2 or not one.is_floating_point()}
+    scaled = next((name for name in tensors.left if name in rounded or name.endswith(SCALES)), None)
     if scaled is not None:
         raise CheckpointError(f"{tensors.folder.name} holds {scaled}: MTP modules with quantised weights are not read.")
     blocks = [TargetLayer(target, dtype, kinds) for _ in range(count)]

@@ -263,7 +263,7 @@ class Learner(nn.Module):
     held: int = 0
 
     def parts(self, texts: int) -> int:
-        """Return in how many equal parts a step takes its texts, so that few rows are held; it adds their gradients."""
+        """Return in how many equal parts a step takes its texts, so that few rows are held at a time."""
         return next(count for count in range(1, texts + 1) if texts % count == 0 and self._fits(texts // count))
 
     def _fits(self, texts: int) -> bool:
