@@ -12,14 +12,14 @@ from polydraft.bench.aligning.work_folder import Pace
 from polydraft.errors import InvalidParameter
 
 MINUTES, OVER = 4.0, 0.1
-ENDS = (1.0, stages.WRITTEN, runs.TRIED, runs.DISTILLED, 1.0)
+ENDS = (1.0, stages.WRITTEN, runs.TRIED, runs.distilled_by(60 * MINUTES), 1.0)
 """The shares that are spent when the stages end; the first has none of its own."""
 MACHINES = {
     "quick": Machine(0.03, 0.8, 0.05),
     "slow passes": Machine(0.12, 1.0, 1.0),
     "slow steps": Machine(0.03, 4.0, 1.0),
     "slow measurements": Machine(0.03, 1.0, 8.0),
-    "slower when it writes": Machine(0.04, 1.0, 0.5, {2: 3.0, 3: 1.0}),
+    "slower when it writes": Machine(0.04, 1.0, 0.5, {2: 4.0, 3: 1.0}),
     "slower when it tries": Machine(0.03, 1.0, 0.5, {3: 3.0}),
     "slower when it distils": Machine(0.03, 0.8, 0.5, {4: 4.0}),
     "slower when it judges": Machine(0.03, 1.0, 0.5, {5: 3.0}),

@@ -50,7 +50,7 @@ from polydraft.training.heads.shards import (
     write_shards,
 )
 
-WRITTEN = 0.33
+WRITTEN = 0.28
 """The share of the budget that is spent when the target has written."""
 PASSES, HALF = 200, 0.5
 """Measuring a form takes about so many passes, and not more than this share of the budget."""

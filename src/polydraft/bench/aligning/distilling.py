@@ -25,8 +25,10 @@ from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.shards import Shards, WrittenShards, most_written
 
-TRIED, DISTILLED = 0.48, 0.76
-"""The shares of the budget that are spent when trials end, and when distilling does."""
+TRIED = 0.42
+"""The share of the budget that is spent when trials end."""
+JUDGED, MOST_JUDGED = 0.24, 600.0
+"""The share of the budget that is left to judge by, and how many seconds of it suffice."""
 TEXTS = 8
 """Texts of a step."""
 LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
@@ -243,13 +245,18 @@ def _recipe(form: DraftForm, steps: int, seed: int, every: int = 10**9) -> HeadR
     )
 
 
+def distilled_by(seconds: float) -> float:
+    """Return the share of a budget that is spent when distilling ends: all but what judging takes."""
+    return 1 - min(JUDGED, MOST_JUDGED / seconds)
+
+
 def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any]) -> list[CurvePoint]:
     """Go on with the best trial until the time is over or nothing rises, and return the curve; the best step is kept.
 
     Raises:
         KeyboardInterrupt: it was interrupted; the best step so far is kept.
     """
-    work, budget = distilling.work, distilling.budget
+    work, budget, ends = distilling.work, distilling.budget, distilled_by(distilling.budget.seconds)
     curve, begun = curve_of(work), int(trial["point"]["step"])
     if work.read(RUN) is not None and work.read(RUN).get("over"):
         return curve
@@ -259,11 +266,11 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
         _add(distilling, draft, form, curve, CurvePoint(**trial["point"]))
     plan = work.read(RUN)
     if plan is None:
-        seconds = budget.left(DISTILLED) - MEASUREMENTS * trial["measuring"]
+        seconds = budget.left(ends) - MEASUREMENTS * trial["measuring"]
         plan = {"steps": max(MEASUREMENTS, min(MOST_STEPS, int(seconds / trial["step"])))}
         work.write(RUN, plan)
     steps = plan["steps"]
-    every, measuring = max(1, steps // MEASUREMENTS), Pace(budget, DISTILLED, trial["measuring"] + trial["step"])
+    every, measuring = max(1, steps // MEASUREMENTS), Pace(budget, ends, trial["measuring"] + trial["step"])
 
     def after(step: int) -> bool:
         over = step >= steps or not measuring.fits()
