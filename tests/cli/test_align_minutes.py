@@ -19,7 +19,7 @@ MACHINES = {
     "slow passes": Machine(0.12, 1.0, 1.0),
     "slow steps": Machine(0.03, 4.0, 1.0),
     "slow measurements": Machine(0.03, 1.0, 8.0),
-    "slower when it writes": Machine(0.04, 1.0, 0.5, {2: 4.0, 3: 1.0}),
+    "slower when it writes": Machine(0.04, 1.0, 0.5, {2: 2.5, 3: 1.0}),
     "slower when it tries": Machine(0.03, 1.0, 0.5, {3: 3.0}),
     "slower when it distils": Machine(0.03, 0.8, 0.5, {4: 4.0}),
     "slower when it judges": Machine(0.03, 1.0, 0.5, {5: 3.0}),
