@@ -12,9 +12,13 @@ server keeps prompts for later ones then, since direct calls do not:
 
 The arm `learning` is a server whose draft learns from finished texts; its folder is gone afterwards. Below the table
 stands how much memory the server and the processes that it started hold behind each round, how much of it the texts
-take, and how often other weights were used by then:
+take, and how often other weights were used by then. A server that is never idle keeps few texts; with rests it keeps
+them all, and its buffer fills:
 
-    python docs/measure_server.py --arms default learning --clients 4 --temperature 1 --tokens 48 --least 200 --rounds 10
+    python docs/measure_server.py --arms default learning --clients 4 --temperature 1 --tokens 48 --least 200 \
+        --rounds 10
+    python docs/measure_server.py --arms learning --clients 1 --temperature 1 --tokens 48 --least 200 --rounds 20 \
+        --rest 0.4
 """
 
 import argparse
@@ -150,6 +154,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=2, help="of each client in a round")
     parser.add_argument("--least", type=int, default=8, help="texts of a round, however few clients there are")
     parser.add_argument("--warm", type=int, default=2, help="texts of each client before the first round")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds that a client waits behind each text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
@@ -276,6 +281,7 @@ async def loaded(server: Server, clients: int, texts: Sequence[str], asked: argp
             while waiting:
                 number, prompt = waiting.pop()
                 found[number] = await written(session, prompt, None if server.plans else number, asked)
+                await asyncio.sleep(asked.rest)
 
         begin = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -320,7 +326,8 @@ def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], 
     own, made = machine(torch.device("cpu")), " ".join(f"{name} {one}" for name, one in versions().items())
     note = (
         f"Temperature {asked.temperature:g}, {asked.tokens} tokens a text, {asked.batch_size} texts in progress, "
-        f"{asked.rounds} rounds of {asked.texts} texts a client and at least {asked.least}. {own['processor']}, "
+        f"{asked.rounds} rounds of {asked.texts} texts a client and at least {asked.least}, {asked.rest:g} s of rest "
+        f"behind each. {own['processor']}, "
         f"{own['cores']} cores, {asked.threads} threads a server, {made}; load average {loads[0]} before, {loads[1]} "
         f"after. {os.uname().sysname}."
     )
