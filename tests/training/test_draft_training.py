@@ -31,6 +31,7 @@ from polydraft.training.alignment.held_out import HeldOutTexts, score, tokens_pe
 from polydraft.training.alignment.own_text import OwnTexts, chains_of_text
 from polydraft.training.alignment.text_calls import expected_calls
 from polydraft.training.heads.loop import HeadRecipe, run_steps
+from polydraft.training.heads.losses import row_losses
 from polydraft.training.heads.losses.row_losses import HeadBatch, TargetEnds, forward_divergence
 from polydraft.training.heads.shards import Shards, WritingPlan, write_shards
 
@@ -154,6 +155,18 @@ def test_a_drawn_loss_goes_down_the_total_variation() -> None:
     mean = torch.stack(slopes).mean(0)
     assert float(torch.cosine_similarity(mean.flatten(), exact.flatten(), 0)) > 0.7
     assert not torch.equal(slopes[0], slopes[1])
+
+
+def test_parts_of_a_batch_are_equally_long_so_that_none_is_a_single_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_losses, "STATES", 4)
+    seen, given = list[int](), torch.arange(9.0)
+
+    def rows(part: Tensor) -> tuple[Tensor, ...]:
+        seen.append(len(part))
+        return (part,)
+
+    assert torch.equal(row_losses.few_at_a_time(rows, given)[0], given) and seen == [3, 3, 3]
+    assert len(row_losses.few_at_a_time(rows, given[:0])[0]) == 0
 
 
 @pytest.mark.parametrize("loss", WHOLE)

@@ -384,11 +384,15 @@ def in_parts(texts: Int[Tensor, " m"], roots: Int[Tensor, " m"], depth: int, log
 
 
 def few_at_a_time(rows: Callable[..., tuple[Tensor, ...]], *given: Shaped[Tensor, "m ..."]) -> tuple[Tensor, ...]:
-    """Return what is made of places, `STATES` at a time, and again for the gradient, so that few rows are held."""
+    """Return what is made of places, `STATES` at most at a time, and again for the gradient, so that few rows are held.
+
+    Parts are equally long, since some losses compare the rows of a part: one row alone would tell them nothing.
+    """
+    count = max(1, -(-len(given[0]) // STATES))
     parts = [
         cast(tuple[Tensor, ...], checkpoint(rows, *part, use_reentrant=False))
-        for part in zip(*(one.split(STATES) for one in given), strict=True)
-    ] or [rows(*given)]
+        for part in zip(*(one.tensor_split(count) for one in given), strict=True)
+    ]
     return tuple(torch.cat(found) for found in zip(*parts, strict=True))
 
 
