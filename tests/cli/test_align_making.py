@@ -154,7 +154,7 @@ def test_the_public_call_does_the_same_and_takes_words_for_settings(
         say=said.append,
     )
     assert (found.form, found.loss, found.folder) == ("tuned", "jsd", Path("made")) and said
-    assert [one.temperature for one in found.verdict.judged] == [1.0] and kept_best(Path("kept")) is not None
+    assert [one.temperature for one in found.verdict.judged] == [1.0] and kept_best(Path("kept"))[0] is not None
     check_drafts(Path("made"))
 
 
@@ -205,7 +205,7 @@ def test_what_is_killed_goes_on_from_its_last_checkpoint(here: Path, monkeypatch
     half = run / f"checkpoint-{last + 1}"
     half.mkdir(exist_ok=True)
     (half / "trainer_state.json").write_text('{"epoch": 1.')
-    curve, best = json.loads((here / "made-work" / "curve.json").read_text()), kept_best(here / "made-work")
+    curve, best = json.loads((here / "made-work" / "curve.json").read_text()), kept_best(here / "made-work")[0]
     assert best is not None and polydraft.load("target", best).draft is not None and not Path("made").exists()
     steps, own = list[int](), runs.run_steps
 
@@ -232,7 +232,7 @@ def test_the_same_call_goes_on_behind_an_interruption(here: Path, place: str, mo
             run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
     work = here / "made-work"
     kept = {one: one.stat().st_mtime_ns for one in work.rglob("*") if one.suffix == ".safetensors" and one.is_file()}
-    assert kept and (kept_best(work) is None) == (place == "tried") and not Path("made").exists()
+    assert kept and (kept_best(work)[0] is None) == (place == "tried") and not Path("made").exists()
     spent = json.loads((work / "spent.json").read_text())
     found = run_alignment("target", "draft", PROMPTS, plan(minutes=0.4), clock=ticking())
     assert found.folder == Path("made") and found.minutes * 60 > spent
@@ -251,7 +251,7 @@ def test_ctrl_c_leaves_the_best_so_far_and_the_run_goes_on_from_its_checkpoint(h
     with pytest.raises(KeyboardInterrupt):
         run_alignment("target", "draft", PROMPTS, plan(minutes=0.4), clock=ticking(), noting=noting)
     work = here / "made-work"
-    best = kept_best(work)
+    best, _ = kept_best(work)
     assert best is not None and polydraft.load("target", best).draft is not None
     assert [*(work / "main").glob("checkpoint-*")]
     before = json.loads((work / "curve.json").read_text())
@@ -433,7 +433,7 @@ def test_a_disk_that_fills_keeps_what_there_is(
     monkeypatch.setattr(runs, "write_weights", full)
     assert call("--draft", "draft", "--prompts", "rows.jsonl", "--minutes", "0.2") == 2
     assert "No space left on device; what was finished is kept" in capsys.readouterr().err
-    assert [*(here / "aligned-work" / "text").glob("*.safetensors")] and kept_best(here / "aligned-work") is not None
+    assert [*(here / "aligned-work" / "text").glob("*.safetensors")] and kept_best(here / "aligned-work")[0] is not None
 
 
 def test_too_few_minutes_to_measure_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

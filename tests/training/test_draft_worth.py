@@ -151,7 +151,7 @@ def test_a_block_keeps_more_and_longer_chains_bring_more() -> None:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        (JacobiDrafter(), "not the text's own token"),
+        (JacobiDrafter(), "texts do not tell what it is worth"),
         (ByDepthDrafter((NgramDrafter(), drafter()), (2, 2)), "A text drafter above another"),
         (
             replace(cast(NestedDrafter, load("pair", "self:int8 < ngram").draft), params=SamplingParams()),

@@ -16,6 +16,7 @@ from polydraft.cli.process import noted_interruption, stopped
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.extras import TRAIN
 from polydraft.models import load, load_draft, load_pair
+from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.options.commands.making_options import (
     LearningOptions,
     TrainAdapterOptions,
@@ -62,8 +63,9 @@ def run_train_pair(options: TrainPairOptions) -> int:
     check_training(work, out)
     recipe = PairRecipe()
     try:
-        target, draft = train_pair(work, recipe)
-        quality = export_pair(work, target, draft, out, recipe)
+        with disk_errors():
+            target, draft = train_pair(work, recipe)
+            quality = export_pair(work, target, draft, out, recipe)
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from the last checkpoint in {work}")
     except OSError as error:
@@ -175,7 +177,8 @@ def _learnt(
         with notes.status("Loading the target ..."):
             pair = load_pair() if request.target is None else load(request.target)
         encoded = [encode(pair, prompt, EXCERPT_TOKENS)[0] for prompt in prompts]
-        made = make(pair.target, _fitting(encoded, writing, notes))
+        with disk_errors():
+            made = make(pair.target, _fitting(encoded, writing, notes))
     except KeyboardInterrupt:
         return stopped(f"the same command goes on from where it was, in {request.work}")
     except OSError as error:

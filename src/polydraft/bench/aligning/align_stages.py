@@ -111,6 +111,7 @@ class AlignStages:
         for word, cost in costs.items():
             self.say(f"{word}: {cost.in_words()}.")
         paying = [form for form in forms if form.word in costs and costs[form.word].pays]
+        paying = [form for form in paying if costs[form.word].steps] or paying  # what is known is not left for a guess
         if not paying:
             told = "; ".join(f"{word}: {cost.in_words()}" for word, cost in costs.items())
             verdict = AlignmentVerdict(better=False, reason=f"No form of draft can pay on this machine. {told}.")
@@ -175,7 +176,6 @@ class AlignStages:
 
     def _check_minutes(self, forms: int, length: int) -> None:
         """Raise `InvalidParameter` where measuring takes most of the time, or the least of all stages all of it."""
-        self._seconds(1)
         alone, least = self._seconds(1), 0.0
         if self.work.read("writing") is None:
             least = 2 * self._lengths(length)[-1] * self._seconds(ROWS[0]) + self._judging(alone, FEWEST_TOKENS, 1)
@@ -189,13 +189,19 @@ class AlignStages:
             )
 
     def _seconds(self, rows: int) -> float:
-        """Return about how long a token of so many texts takes that are written together."""
+        """Return about how long a token of so many texts takes that are written together, in the quicker of two tries.
+
+        The first may compile what it needs, or meet a busy moment, which would decide for all that follows.
+        """
         given = [torch.zeros(1, dtype=torch.int64, device=self.model.device)] * rows
         (random,) = Noise.from_seed(0, 1).generators
         count = min(WATCHED, self.model.context)
-        began = self.budget.used
-        continued(self.model, given, torch.ones(rows, device=self.model.device), count, (), random)
-        return max(1e-6, (self.budget.used - began) / count)
+        found = list[float]()
+        for _ in range(2):
+            began = self.budget.used
+            continued(self.model, given, torch.ones(rows, device=self.model.device), count, (), random)
+            found.append((self.budget.used - began) / count)
+        return max(1e-6, min(found))
 
     def _judging(self, alone: float, tokens: int, prompts: int) -> float:
         """Return about how long it takes to judge by so many prompts of so many tokens at every temperature."""
@@ -275,10 +281,9 @@ class AlignStages:
         return 1.0 if tokens is None else share_written(text.held_out, tokens)
 
     def _arms(self, forms: Sequence[DraftForm]) -> list[tuple[DraftForm, str]]:
-        """Return what is tried: three losses of one form, or one loss of three forms."""
-        if len(forms) == 1:
-            return [(forms[0], loss) for loss in forms[0].chosen_losses(self.plan.losses)]
-        return [(form, form.chosen_losses(self.plan.losses)[0]) for form in forms]
+        """Return what is tried: all losses of one form, or one of each form, but all that the user named."""
+        every = len(forms) == 1 or bool(self.plan.losses)
+        return [(form, loss) for form in forms for loss in form.chosen_losses(self.plan.losses)[: None if every else 1]]
 
     def _verdict(self, curve: Sequence[CurvePoint], cost: FormCost) -> AlignmentVerdict:
         """Judge the best draft by the clock, unless it is the given one."""

@@ -26,6 +26,7 @@ from polydraft.training.alignment.draft_forms import (
     check_tunable,
     draft_form,
 )
+from polydraft.training.alignment.draft_worth import check_weights
 from polydraft.training.heads.losses.row_losses import TargetEnds
 
 NO_MODEL = (
@@ -142,8 +143,8 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
     if given and not _tunes(pair.draft):
         name = pair.draft.name if isinstance(pair.draft, Drafter) else type(pair.draft).__name__
         raise InvalidParameter(f"--draft {name} {NO_MODEL}")
-    if given and not all(bool(one.isfinite().all()) for one in pair.draft.parameters()):
-        raise InvalidParameter("The draft's weights are no numbers: its folder is damaged.")
+    if given:
+        check_weights([pair.draft])
     unasked = PATIENT if plan.minutes >= MINUTES else UNASKED
     words = ([TUNED] if given else []) + [*unasked] if plan.form == AUTO else [plan.form]
     forms = [draft_form(word) for word in words]

@@ -12,15 +12,17 @@ from polydraft.bench.aligning.align_plan import AUTO, MOST_BYTES, Alignment, Ali
 from polydraft.bench.aligning.align_stages import AlignStages
 from polydraft.bench.aligning.alignable import LENGTH, check_asked, checked_target, loaded, room_of, wanted_forms
 from polydraft.bench.aligning.distilling import Noting, best_folder, curve_of
+from polydraft.bench.aligning.draft_card import CurvePoint
 from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, split
-from polydraft.bench.aligning.work_folder import SPENT, Budget, WorkFolder
+from polydraft.bench.aligning.work_folder import FORMS, SPENT, Budget, WorkFolder
 from polydraft.bench.environment import described
 from polydraft.bench.prompts import Prompt
 from polydraft.errors import PolydraftError
 from polydraft.extras import TRAIN
 from polydraft.models import Pair
+from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import UNFILTERED, SamplingParams, filters_in_force
-from polydraft.training.alignment.draft_forms import DraftForm
+from polydraft.training.alignment.draft_forms import draft_form
 from polydraft.training.heads.head_making import end_ids_of
 
 
@@ -123,7 +125,6 @@ def run_alignment(
     pair = loaded(target, draft, dtype, device)
     began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
-    forms = wanted_forms(plan, pair, given=draft is not None)
     length, room = min(LENGTH, model.context), room_of(model.context, plan)
     if texts is None:
         say("There are no prompts: the target begins texts of its own.")
@@ -131,11 +132,16 @@ def run_alignment(
     parts = split(pair, texts, room, plan.seed)
     if parts.left_out:
         say(f"{parts.left_out} prompts are longer than {room} tokens, or empty, and are left out.")
-    work = WorkFolder(plan.place, _identity(plan, pair, parts, forms))
+    forms = wanted_forms(plan, pair, given=draft is not None)
+    work = WorkFolder(plan.place, _identity(plan, pair, parts))
+    begun = work.read(FORMS) or [one.word for one in forms]  # more minutes, which more forms need, go on with these
+    work.write(FORMS, begun)
+    forms = [draft_form(word) for word in begun]
     budget = Budget(60 * plan.minutes, clock, began, float(work.read(SPENT) or 0.0))
     names = str(target), None if draft is None else str(draft)
     try:
-        return AlignStages(plan, pair, model, parts, work, budget, names, say, noting).stages(forms, length)
+        with disk_errors():
+            return AlignStages(plan, pair, model, parts, work, budget, names, say, noting).stages(forms, length)
     finally:
         with suppress(OSError):
             work.write(SPENT, budget.used)
@@ -146,7 +152,7 @@ def _as_prompt(number: int, given: str | Prompt) -> Prompt:
 
 
 def check_kept(plan: AlignPlan) -> None:
-    """Refuse a work folder that another seed, loss or temperature was asked for in, before models are loaded.
+    """Refuse a work folder of another seed, form, loss or temperature, or other texts, before models are loaded.
 
     Raises:
         ResultsError: it is of something else, or damaged.
@@ -156,26 +162,24 @@ def check_kept(plan: AlignPlan) -> None:
 
 
 def _asked(plan: AlignPlan) -> dict[str, Any]:
-    asked = {"seed": plan.seed, "losses": plan.losses, "temperatures": plan.temperatures}
-    return {**asked, "filters": filters_in_force(plan.filters)}
+    names = ("seed", "form", "losses", "temperatures", "texts", "max_new_tokens")
+    return {**{name: getattr(plan, name) for name in names}, "filters": filters_in_force(plan.filters)}
 
 
-def _identity(plan: AlignPlan, pair: Pair, parts: PromptSplit, forms: Sequence[DraftForm]) -> dict[str, Any]:
+def _identity(plan: AlignPlan, pair: Pair, parts: PromptSplit) -> dict[str, Any]:
     return {
         "target": described(pair.target)["weights"],
         "draft": None if pair.draft is None else described(pair.draft)["weights"],
         "prompts": parts.digest,
-        "form": [one.word for one in forms],
         **_asked(plan),
     }
 
 
-def kept_best(work: Path) -> Path | None:
-    """Return where an interrupted alignment left its best draft; None if there is none yet."""
-    try:
-        if not work.is_dir():
-            return None
-        own = WorkFolder(work, {})
-        return best_folder(own) if curve_of(own) else None
-    except (PolydraftError, OSError):
-        return None
+def kept_best(work: Path) -> tuple[Path | None, list[CurvePoint]]:
+    """Return where an interrupted alignment left its best draft, if there is one yet, and its curve."""
+    with suppress(PolydraftError, OSError):
+        if work.is_dir():
+            own = WorkFolder(work, {})
+            curve = curve_of(own)
+            return (best_folder(own), curve) if curve else (None, [])
+    return None, []

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.bench.aligning.draft_card import CurvePoint, best_of
+from polydraft.bench.aligning.draft_card import CURVE_PICTURE, CurvePoint, best_of, curve_svg, curve_table
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.aligning.work_folder import SPENT, Budget, Pace, WorkFolder
 from polydraft.models import HuggingFaceModel
@@ -33,7 +33,7 @@ TEXTS = 8
 """Texts of a step."""
 LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
 """The bounds of a run's steps, how often it is measured, and after how many measurements without a rise it ends."""
-BESIDES, SLOWER = 1.2, 1.5
+BESIDES, SLOWER = 1.2, 1.2
 """What a step takes more than its two passes, and what a trial may take more than was foreseen."""
 MEASURED = 0.12
 """The share of the budget that measurements on held-out text may take."""
@@ -105,6 +105,7 @@ class Distilling:
         recipe: HeadRecipe,
         folder: Path,
         after: Callable[[int], bool],
+        title: str,
     ) -> None:
         """Take steps, with Ctrl-C seen between them.
 
@@ -120,6 +121,7 @@ class Distilling:
                 lambda step, _: after(step),
                 interrupted,
                 self.target.device,
+                title,
             )
 
 
@@ -186,7 +188,7 @@ def _briefly(
     each = seconds_of_step(draft, distilling.learnt(draft), budget, distilling.target.device)
     steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
     last, began = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget), budget.used
-    distilling.run(draft, _recipe(form, steps + 1, distilling.seed), folder, last)
+    distilling.run(draft, _recipe(form, steps + 1, distilling.seed), folder, last, f"{name} of {form.word}")
     shutil.rmtree(folder, ignore_errors=True)
     return each, last.taken[-1], budget.used - began
 
@@ -282,7 +284,9 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
         return over or stale([one.score for one in curve if one.step > begun])
 
     if measuring.fits():
-        distilling.run(draft, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after)
+        distilling.run(
+            draft, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after, form.word
+        )
     work.write(RUN, {**plan, "over": True})
     return curve
 
@@ -310,8 +314,10 @@ def keep_best(distilling: Distilling, draft: NewHead, form: DraftForm, point: Cu
     name = f"{BEST}-{point.step:06d}"
     shutil.rmtree(work.path / name, ignore_errors=True)
     told = f"An unfinished draft: `polydraft align` was at step {point.step}, and has no verdict yet.\n"
+    curve = sorted([*(one for one in curve_of(work) if one.step != point.step), point], key=lambda one: one.step)
     with torch.no_grad():
-        draft.write(work.path / name, distilling.target, form.folder, told)
+        draft.write(work.path / name, distilling.target, form.folder, f"{told}\n{curve_table(curve)}\n")
+    (work.path / name / CURVE_PICTURE).write_text(curve_svg(curve))
     work.write(BEST, {"folder": name, "step": point.step})
     for other in work.path.glob(f"{BEST}-*"):
         if other.name != name:

@@ -7,6 +7,7 @@ from typing import Any
 WIDTH, HEIGHT, EDGE = 480, 240, 40
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
 BAR = 30
+CURVE_PICTURE = "curve.svg"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,18 @@ def curve_svg(curve: Sequence[CurvePoint]) -> str:
     )
 
 
+def curve_table(curve: Sequence[CurvePoint]) -> str:
+    """Return the curve in Markdown, a line for each point."""
+    heats = list(curve[0].calls) if curve else []
+    rows = [
+        f"| {one.step} | {' | '.join(f'{one.calls[heat]:.3f}' for heat in heats)} |"
+        + (" kept |" if one is best_of(curve) else " |")
+        for one in curve
+    ]
+    head = f"| step | {' | '.join(f'temperature {heat}' for heat in heats)} | |"
+    return "\n".join([head, f"|---|{'---|' * len(heats)}---|", *rows])
+
+
 def card_of(facts: Mapping[str, Any], curve: Sequence[CurvePoint], verdict: str) -> str:
     """Return the text of a made draft's README.md.
 
@@ -93,15 +106,6 @@ def card_of(facts: Mapping[str, Any], curve: Sequence[CurvePoint], verdict: str)
         curve: what it was worth.
         verdict: in sentences.
     """
-    heats = list(curve[0].calls) if curve else []
-    rows = [
-        f"| {one.step} | {' | '.join(f'{one.calls[heat]:.3f}' for heat in heats)} |"
-        + (" kept |" if one is best_of(curve) else " |")
-        for one in curve
-    ]
-    head = f"| step | {' | '.join(f'temperature {heat}' for heat in heats)} | |"
-    rule = f"|---|{'---|' * len(heats)}---|"
-    table = "\n".join([head, rule, *rows])
     recipe = "\n".join(f"* {name}: {value}" for name, value in facts.items())
     return f"""# A draft for {facts["target"]}
 
@@ -118,7 +122,7 @@ Made by `polydraft align`. It drafts; texts have the target's own law.
 Chains of five drafts, verified as a block. The step with "kept" is what is here, rounded to bfloat16 after it was
 measured.
 
-{table}
+{curve_table(curve)}
 
 ## Data and recipe
 

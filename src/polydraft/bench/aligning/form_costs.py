@@ -23,7 +23,8 @@ class FormCost:
     """What steps with chains of 1, 2, ... drafts take, in steps of plain decoding.
 
     Args:
-        steps: for each length; () where passes are too slow to be timed, and then drafts nearly always pay.
+        steps: for each length; () where passes could not be timed, most often since they are slow, and then drafts
+            nearly always pay.
         level: one draft pass, in passes of the target.
     """
 
@@ -37,14 +38,16 @@ class FormCost:
         return max(tokens_per_call(overlap, length) / step for length, step in enumerate(self.steps, 1))
 
     def needed(self, speed: float) -> float | None:
-        """Return the least overlap that makes a chain that much faster; None where not even all drafts would."""
+        """Return the least overlap that makes a chain that much faster; None where none would, or nobody knows."""
+        if not self.steps:
+            return None
         return next((place / FINE for place in range(FINE + 1) if self.speed(place / FINE) >= speed), None)
 
     @property
     def pays(self) -> bool:
         """Whether it can pay."""
         needed = self.needed(PAYS)
-        return needed is not None and needed <= REACHABLE
+        return not self.steps or (needed is not None and needed <= REACHABLE)
 
     def value(self, tokens: float) -> float:
         """Return what chains of all drafts are worth that bring so many tokens a call, to compare forms."""
@@ -53,7 +56,7 @@ class FormCost:
     def in_words(self) -> str:
         """Say what a draft costs and what it needs."""
         if self.level is None:
-            return "passes are too slow to be timed, so that drafts are taken to pay"
+            return "passes could not be timed, since they are slow or drafts fail; such drafts are taken to pay"
         needed = self.needed(PAYS)
         told = f"a draft pass takes {self.level:.2f} of the target's"
         if needed is None:

@@ -68,7 +68,8 @@ def different(tokenizer: Any, prompts: Sequence[Prompt], longest: int) -> tuple[
     fitting = [one for one in encoded if 0 < len(one[1]) <= longest]
     unlike = list({tuple(ids.tolist()): (one, ids) for one, ids in fitting}.values())
     if len(unlike) < FEWEST:
-        same = f", of {len(fitting)} that have at most {longest} tokens" if len(fitting) < len(prompts) else ""
+        long = len(prompts) - len(fitting)
+        same = f" that fit; {long} of {len(prompts)} are empty or longer than {longest} tokens" if long else ""
         raise InvalidParameter(
             f"An alignment needs {FEWEST} different prompts or more, to learn from, to choose by and to judge by, but "
             f"--prompts has {len(unlike)}{same}; give more of them."

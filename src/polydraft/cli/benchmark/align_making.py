@@ -41,7 +41,9 @@ def run_making(request: AlignOptions) -> int:
             noting=partial(noted_interruption, "this step"),
         )
     except KeyboardInterrupt:
-        best = kept_best(plan.place)
+        best, curve = kept_best(plan.place)
+        for line in curve_lines(curve):
+            notes.print(line, soft_wrap=True)
         so_far = "" if best is None else f"the best draft so far is in {best}, and "
         return stopped(f"{so_far}the same command goes on from where it was, in {plan.place}")
     except OSError as error:

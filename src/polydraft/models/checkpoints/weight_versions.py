@@ -237,7 +237,8 @@ class VersionFolder:
         try:
             half.mkdir()
             kept = {name: one.detach().cpu().contiguous() for name, one in weights.items()}
-            save_file(kept, half / WEIGHTS)
+            with disk_errors():
+                save_file(kept, half / WEIGHTS)
             _flush(half / WEIGHTS)
             told = {**facts, "number": version.number, "digest": version.digest}
             _write_whole(half / FACTS, json.dumps(told))
@@ -246,9 +247,9 @@ class VersionFolder:
                     raise OSError("Everything was forgotten meanwhile.")
                 os.replace(half, folder / version.name)
             _flush(folder)
-        except (OSError, SafetensorError) as error:  # the latter also of a full disk
+        except OSError:
             shutil.rmtree(half, ignore_errors=True)
-            raise error if isinstance(error, OSError) else OSError(str(error)) from error
+            raise
         return WeightVersion(version.number, version.digest, told)
 
     def use(self, version: str, look: int, mark: str) -> bool:
@@ -374,3 +375,16 @@ def _flush(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise as `OSError` what safetensors and torch raise where a file cannot be written, such as on a full disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    except RuntimeError as error:
+        if not any(mark in str(error) for mark in ("inline_container", "PytorchStreamWriter")):
+            raise
+        raise OSError("a checkpoint could not be written to its end; is the disk full?") from error

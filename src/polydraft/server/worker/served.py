@@ -225,6 +225,10 @@ def load_served(settings: Settings) -> LoadedModels:
     draft = None if pair.draft is None else as_drafter(pair.draft)
     learnt = None
     if settings.learn is not None:
+        if settings.drafter is not None and catalogue.is_drafter_word(settings.drafter, 0):
+            raise InvalidParameter(
+                f"--drafter {settings.drafter} drafts without weights, so that nothing learns: leave it or --learn out."
+            )
         bytes_to_learn(settings, draft, target.width)
         learnt = ServedVersions(Path(settings.learn), draft, target)
     return LoadedModels(settings, target, pair.tokenizer, draft, learnt)

@@ -1,16 +1,16 @@
 """How many tokens a target call brings with a draft, measured on the target's own text without drafted decoding."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from polydraft.drafters import Drafter
+from polydraft.drafters import Drafter, owned_models, owned_networks
 from polydraft.errors import InvalidParameter
-from polydraft.models import LanguageModel
+from polydraft.models import LanguageModel, module_of
 from polydraft.probs import SamplingParams
 from polydraft.training.alignment.own_text import ChainsOfText, chains_of_text, check_chains, own_texts
 from polydraft.training.alignment.text_calls import expected_calls, kept_as_block, kept_by_token
@@ -76,18 +76,31 @@ def measure_draft(
         seed: of the texts.
 
     Raises:
-        InvalidParameter: there is no prompt, the drafter draws otherwise, or the target has an encoder.
+        InvalidParameter: there is no prompt, the drafter draws otherwise, its weights are no numbers, or the target
+            has an encoder.
         UnpairedScheme: the drafter draws from no rows.
     """
     if not prompts or min(map(len, prompts)) < 1:
         raise InvalidParameter("A draft is measured on text behind prompts of at least one token; give such prompts.")
     check_chains(target, drafter, length)
+    check_weights([*map(module_of, owned_models(drafter)), *owned_networks(drafter)])
     parts = list[DraftWorth]()
     for first in range(0, len(prompts), TOGETHER):
         some = prompts[first : first + TOGETHER]
         texts = own_texts(target, some, params, new_tokens, ends, seed + first)
         parts.append(DraftWorth.of(chains_of_text(target, drafter, texts, params, length)))
     return joined(parts)
+
+
+def check_weights(networks: Iterable[nn.Module | None]) -> None:
+    """Check that a draft's weights are finite, whose rows would be no laws.
+
+    Raises:
+        InvalidParameter: they are not.
+    """
+    weights = (one for network in networks if network is not None for one in network.parameters())
+    if not all(one.is_meta or bool(one.isfinite().all()) for one in weights):
+        raise InvalidParameter("The draft's weights are no numbers: its folder is damaged.")
 
 
 def joined(parts: Sequence[DraftWorth]) -> DraftWorth:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.drafters import Drafter, DraftRequest, Session, is_by_text_alone, stretches
-from polydraft.errors import InvalidParameter
+from polydraft.errors import InvalidParameter, UnpairedScheme
 from polydraft.models import LanguageModel
 from polydraft.probs import Noise, SamplingParams, sample, to_probs
 from polydraft.reading import Step, Text, reader_of
@@ -169,7 +169,13 @@ def check_chains(target: LanguageModel, drafter: Drafter, length: int) -> None:
     if target.facts.encodes:
         raise InvalidParameter("Texts of a target with an encoder are not measured; give a decoder.")
     for one, _ in stretches(drafter, length):
-        one.check(_scheme(one))
+        try:
+            one.check(_scheme(one))
+        except UnpairedScheme as refusal:
+            raise UnpairedScheme(
+                f"What the {one.name} drafter drafts follows from its earlier steps, or from no rows of its own, so "
+                "that texts do not tell what it is worth; `polydraft bench` measures it by decoding."
+            ) from refusal
 
 
 def _scheme(drafter: Drafter) -> Scheme:

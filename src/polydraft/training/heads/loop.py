@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.losses.row_losses import Learner, step_of
@@ -131,6 +131,23 @@ class _AfterSteps(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
+class _NamedBar(ProgressCallback):
+    """The bar of a run with a name before it, and without lines of losses between."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Name the bar."""
+        super().on_train_begin(args, state, control, **more)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self.title)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Print nothing: whoever names a run has a better measure of it than its loss."""
+
+
 class _HeadTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
@@ -191,11 +208,13 @@ def run_steps(
     after: After,
     interrupted: Callable[[], bool] = lambda: False,
     device: torch.device | None = None,
+    title: str = "",
 ) -> None:
     """Take the steps of a recipe, going on from the last checkpoint in `folder`; arguments as of `train_head`.
 
     Args:
         after: is told of every step; where it says that this was enough, the run ends without a checkpoint.
+        title: what the bar is called; "" for a bar without a name, and a line of the loss now and then.
 
     Raises:
         KeyboardInterrupt: the run was interrupted before its last step.
@@ -227,6 +246,9 @@ def run_steps(
         callbacks=[after_steps],
     )
     after_steps.trainer = trainer
+    if title:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(_NamedBar(title))
     with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     if trainer.state.global_step < recipe.steps and not after_steps.enough:
