@@ -98,7 +98,8 @@ def test_a_form_pays_by_its_cost() -> None:
     assert cheap.speed(0.8) == max(tokens_per_call(0.8, g) / step for g, step in enumerate(cheap.steps, 1))
     assert "no faster than plain decoding whatever is accepted" in dear.in_words()
     assert "0.05 of the target's, which needs an overlap of 0.1" in cheap.in_words()
-    assert FormCost.from_dict(cheap.as_dict()) == cheap and FormCost().pays
+    assert FormCost.from_dict(cheap.as_dict()) == cheap
+    assert FormCost().pays and FormCost().needed(1.05) is None, "nobody knows, and it is tried"
     assert cheap.value(2.6) == pytest.approx(2.0)
 
 

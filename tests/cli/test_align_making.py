@@ -16,21 +16,24 @@ from typing import Any
 
 import pytest
 import torch
-from align_machine import LOSES, PROMPTS, prepared
+from align_machine import LOSES, PAYS, PROMPTS, prepared
 from doubles import tiny_model
 from safetensors.torch import load_file, save_file
 from transformers import PhiConfig, PhiForCausalLM
 
 import polydraft
-from polydraft.bench.aligning import AlignPlan, alignable, aligned_draft, kept_best, run_alignment
+from polydraft.bench.aligning import AlignmentVerdict, AlignPlan, alignable, aligned_draft, kept_best, run_alignment
 from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
 from polydraft.bench.aligning.alignable import wanted_forms
 from polydraft.bench.aligning.draft_card import best_of
+from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.speed import arms
 from polydraft.cli import main
+from polydraft.cli.benchmark import align_making
 from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair
+from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import SamplingParams
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import Shards
@@ -434,6 +437,101 @@ def test_a_disk_that_fills_keeps_what_there_is(
     assert call("--draft", "draft", "--prompts", "rows.jsonl", "--minutes", "0.2") == 2
     assert "No space left on device; what was finished is kept" in capsys.readouterr().err
     assert [*(here / "aligned-work" / "text").glob("*.safetensors")] and kept_best(here / "aligned-work")[0] is not None
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, which is what a full disk looks like to whoever writes."""
+    resource = pytest.importorskip("resource", reason="no limits here")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+
+def test_what_a_full_disk_really_raises_is_one_sentence(
+    call: Call, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_of_at_most(4000):
+        assert call("--draft", "draft", "--prompts", "rows.jsonl", "--minutes", "0.2") == 2
+    assert "File too large (os error 27); what was finished is kept" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("write", [save_file, torch.save])
+def test_what_writers_raise_of_a_full_disk_is_told_as_one(write: Callable[..., None], tmp_path: Path) -> None:
+    with files_of_at_most(1000), pytest.raises(OSError, match=r"File too large|could not be written to its end"):
+        with disk_errors():
+            write({"weights": torch.zeros(10_000)}, tmp_path / "file")
+    with pytest.raises(RuntimeError, match="of its own"), disk_errors():
+        raise RuntimeError("an error of its own")
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_the_command_prints_curve_and_verdict_and_ends_with_its_code(
+    better: bool, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(align_making, "run_alignment", partial(run_alignment, clock=ticking()))
+    monkeypatch.setattr(stages, "verdict_of", lambda judged, _: AlignmentVerdict(better, "For a reason.", (*judged,)))
+    assert call("--draft", "draft", "--prompts", "rows.jsonl", "--minutes", "0.2", "--loss", "jsd") == 3 * (not better)
+    printed = capsys.readouterr().out
+    assert "step      0 #" in printed and "  best\n" in printed
+    assert "Temperature 0, over plain decoding on" in printed and "Temperature 1, over" in printed
+    assert ("better: For a reason." if better else "no better: For a reason.") in printed.splitlines()
+    assert "The draft is in aligned, with its card and curve.svg." in printed and Path("aligned/curve.svg").is_file()
+
+
+def test_ctrl_c_prints_the_curve_so_far_and_leaves_it_beside_the_best_draft(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(align_making, "run_alignment", partial(run_alignment, clock=ticking()))
+    monkeypatch.setattr(stages, "compare", interrupt)
+    assert call("--draft", "draft", "--prompts", "rows.jsonl", "--minutes", "0.2", "--loss", "jsd") == 130
+    said = capsys.readouterr().err
+    best, curve = kept_best(here / "aligned-work")
+    assert best is not None and "the best draft so far is in" in " ".join(said.split())
+    assert "step      0 #" in said and f"step {best_of(curve).step:>6} #" in said
+    card = (best / "README.md").read_text()
+    assert "An unfinished draft" in card and f"| {best_of(curve).step} |" in card and (best / "curve.svg").is_file()
+
+
+def test_more_minutes_go_on_with_the_forms_that_were_begun_and_other_texts_are_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Any, arms: list[Any]) -> None:
+        tried.append([form.word for form, _ in arms])
+        raise KeyboardInterrupt
+
+    tried = list[list[str]]()
+    monkeypatch.setattr(stages, "tried", interrupt)
+    monkeypatch.setattr(alignable, "MINUTES", 0.3)
+    for minutes in (0.2, 0.4):
+        with pytest.raises(KeyboardInterrupt):
+            run_alignment("target", None, PROMPTS, plan(minutes=minutes, losses=()), clock=ticking())
+    assert tried[0] == tried[1] == ["layers", "small", "mixing"]
+    for changed in ({"texts": 1}, {"max_new_tokens": 9}):
+        with pytest.raises(ResultsError, match=f"an alignment with another {next(iter(changed))}; name an empty"):
+            run_alignment("target", None, PROMPTS, plan(losses=(), **changed), clock=ticking())
+
+
+def test_all_losses_that_are_named_are_tried_with_every_form_whose_cost_is_known(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Any, arms: list[Any]) -> None:
+        tried.extend((form.word, loss) for form, loss in arms)
+        raise KeyboardInterrupt
+
+    tried, costs = list[tuple[str, str]](), iter([PAYS, FormCost(), PAYS])
+    monkeypatch.setattr(stages, "tried", interrupt)
+    monkeypatch.setattr(stages, "cost_of", lambda *_: next(costs))
+    monkeypatch.setattr(alignable, "MINUTES", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment("target", None, PROMPTS, plan(), clock=ticking())
+    assert tried == [("layers", "jsd"), ("layers", "lk-alpha"), ("small", "jsd"), ("small", "lk-alpha")]
 
 
 def test_too_few_minutes_to_measure_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

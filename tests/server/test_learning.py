@@ -421,6 +421,14 @@ def test_a_folder_of_another_target_is_refused(tmp_path: Path) -> None:
             pass
 
 
+def test_a_drafter_without_weights_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PolydraftError, match="--drafter ngram:4 drafts without weights, so that nothing learns"),
+        learning_client(tmp_path, drafter="ngram:4"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -168,6 +168,13 @@ def test_what_cannot_be_measured_is_refused_by_name(what: Drafter, told: str) ->
         measure_draft(target(), what, prompts(), SamplingParams())
 
 
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    broken = tiny_model("llama", 24)
+    broken.get_output_embeddings().weight.data[3] = torch.nan
+    with pytest.raises(InvalidParameter, match="The draft's weights are no numbers: its folder is damaged"):
+        measure_draft(target(), drafter_of(broken), prompts(), SamplingParams())
+
+
 REPEATS = torch.tensor([5, 6, 7, 5, 6, 8, 5, 6, 7, 5, 6, 8, 5, 6, 7, 5])
 
 
