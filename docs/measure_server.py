@@ -281,7 +281,8 @@ async def loaded(server: Server, clients: int, texts: Sequence[str], asked: argp
             while waiting:
                 number, prompt = waiting.pop()
                 found[number] = await written(session, prompt, None if server.plans else number, asked)
-                await asyncio.sleep(asked.rest)
+                if waiting:
+                    await asyncio.sleep(asked.rest)
 
         begin = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -327,7 +328,7 @@ def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], 
     note = (
         f"Temperature {asked.temperature:g}, {asked.tokens} tokens a text, {asked.batch_size} texts in progress, "
         f"{asked.rounds} rounds of {asked.texts} texts a client and at least {asked.least}, {asked.rest:g} s of rest "
-        f"behind each. {own['processor']}, "
+        f"between, which speeds have in them. {own['processor']}, "
         f"{own['cores']} cores, {asked.threads} threads a server, {made}; load average {loads[0]} before, {loads[1]} "
         f"after. {os.uname().sysname}."
     )

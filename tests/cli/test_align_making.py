@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from polydraft.bench.aligning import AlignmentVerdict, AlignPlan, alignable, ali
 from polydraft.bench.aligning import align_stages as stages
 from polydraft.bench.aligning import distilling as runs
 from polydraft.bench.aligning.alignable import wanted_forms
-from polydraft.bench.aligning.draft_card import best_of
+from polydraft.bench.aligning.draft_card import CurvePoint, best_of, curve_lines
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.speed import arms
 from polydraft.cli import main
@@ -531,7 +532,73 @@ def test_all_losses_that_are_named_are_tried_with_every_form_whose_cost_is_known
     monkeypatch.setattr(alignable, "MINUTES", 0.1)
     with pytest.raises(KeyboardInterrupt):
         run_alignment("target", None, PROMPTS, plan(), clock=ticking())
-    assert tried == [("layers", "jsd"), ("layers", "lk-alpha"), ("small", "jsd"), ("small", "lk-alpha")]
+    assert tried == [("layers", "jsd"), ("small", "jsd"), ("layers", "lk-alpha"), ("small", "lk-alpha")]
+
+
+@pytest.mark.parametrize("left", [2, 20])
+def test_a_trial_that_was_interrupted_goes_on_to_its_planned_end(
+    left: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noted(runs._Last):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            lasts.append(self)
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def noting() -> Iterator[Callable[[], bool]]:
+        yield lambda: len(lasts[-1].taken) >= lasts[-1].steps - left
+
+    lasts, asked = list[runs._Last](), plan(minutes=0.3, losses=("jsd",))
+    monkeypatch.setattr(runs, "_Last", Noted)
+    monkeypatch.setattr(stages, "distilled", end)
+    for given in ({"noting": noting}, {}):
+        with pytest.raises(KeyboardInterrupt):
+            run_alignment("target", "draft", PROMPTS, asked, clock=ticking(), **given)
+    first, second = lasts
+    assert first.steps == second.steps > left and first.taken[-1] < first.steps
+    assert not second.taken or second.taken[0] == first.taken[-1] + 1
+    assert json.loads((here / "made-work" / "trials.json").read_text())[0]["point"]["step"] <= first.steps
+
+
+def test_what_trials_learnt_from_and_which_won_stay_with_more_minutes(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "compare", end)
+    monkeypatch.setattr(runs, "TRIED", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
+    work = here / "made-work"
+    trials, texts = (work / "trials.json").read_text(), {*(work / "text").iterdir()}
+    assert len(json.loads(trials)) == 1, "there was no time for the second"
+    monkeypatch.setattr(runs, "TRIED", 0.9)
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment("target", "draft", PROMPTS, plan(minutes=2), clock=ticking())
+    assert (work / "trials.json").read_text() == trials and {*(work / "text").iterdir()} == texts
+
+
+def test_damaged_weights_of_a_trial_are_not_told_as_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(stages, "distilled", end)
+        run_alignment("target", "draft", PROMPTS, plan(losses=("jsd",)), clock=ticking())
+    begun = here / "made-work" / "begun.safetensors"
+    begun.write_bytes(begun.read_bytes()[:100])
+    with pytest.raises(ResultsError, match=r"begun\.safetensors cannot be gone on with; begin in an empty folder"):
+        run_alignment("target", "draft", PROMPTS, plan(losses=("jsd",)), clock=ticking())
+
+
+def test_a_point_that_is_no_number_is_neither_kept_nor_drawn(tmp_path: Path) -> None:
+    curve = [CurvePoint(step, {"1": value}, value, {"1": 0.5}, 0.0) for step, value in ((0, math.nan), (5, 2.0))]
+    assert best_of(curve) is curve[1] and [line[:12] for line in curve_lines(curve)] == ["step      5 #"[:12]]
+    assert kept_best(tmp_path) == (None, []) and not [*tmp_path.iterdir()], "who asks leaves nothing"
 
 
 def test_too_few_minutes_to_measure_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

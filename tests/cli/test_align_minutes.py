@@ -72,6 +72,10 @@ def test_a_stage_that_does_not_look_at_its_pace_ends_too_late(
     assert late[stage] > over
 
 
+def test_judging_has_a_quarter_of_the_budget_but_ten_minutes_at_most() -> None:
+    assert runs.distilled_by(1200) == 0.76 and runs.distilled_by(3600) == 1 - 600 / 3600
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(of_pass=1.0)
     with pytest.raises(InvalidParameter, match=r"--minutes 4 are too few: .*; give \d+ or more"):

@@ -423,7 +423,7 @@ def test_a_folder_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_drafter_without_weights_is_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(PolydraftError, match="--drafter ngram:4 drafts without weights, so that nothing learns"),
+        pytest.raises(PolydraftError, match="--drafter ngram:4 drafts without weights, so that texts would not"),
         learning_client(tmp_path, drafter="ngram:4"),
     ):
         pass

@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from polydraft.bench.aligning.align_plan import Alignment, AlignPlan
-from polydraft.bench.aligning.distilling import Distilling, Noting, best_folder, distilled, measurable, tried
+from polydraft.bench.aligning.distilling import HELD, Distilling, Noting, best_folder, distilled, measurable, tried
 from polydraft.bench.aligning.draft_card import CurvePoint, best_of, card_of, curve_svg
 from polydraft.bench.aligning.form_costs import PAYS, FormCost, cost_of
 from polydraft.bench.aligning.judging import AFTER, REPEATS, AlignmentVerdict, compare, judge, verdict_of
@@ -224,7 +225,7 @@ class AlignStages:
 
         def going() -> bool:
             pace.done(1 if pace.longest else 2)  # asked behind the held-out shard and the first to learn from
-            return pace.fits()
+            return pace.fits() and self.work.read(HELD) is None  # what trials have learnt from stays
 
         return write_shards(
             *(model, self.parts.written, self.work.path / "text", reads, writing, ends),
@@ -283,7 +284,9 @@ class AlignStages:
     def _arms(self, forms: Sequence[DraftForm]) -> list[tuple[DraftForm, str]]:
         """Return what is tried: all losses of one form, or one of each form, but all that the user named."""
         every = len(forms) == 1 or bool(self.plan.losses)
-        return [(form, loss) for form in forms for loss in form.chosen_losses(self.plan.losses)[: None if every else 1]]
+        lists = [form.chosen_losses(self.plan.losses)[: None if every else 1] for form in forms]
+        rounds = zip_longest(*([(form, loss) for loss in own] for form, own in zip(forms, lists, strict=True)))
+        return [arm for one in rounds for arm in one if arm is not None]  # each form once before any a second time
 
     def _verdict(self, curve: Sequence[CurvePoint], cost: FormCost) -> AlignmentVerdict:
         """Judge the best draft by the clock, unless it is the given one."""

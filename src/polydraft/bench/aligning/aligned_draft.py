@@ -14,7 +14,7 @@ from polydraft.bench.aligning.alignable import LENGTH, check_asked, checked_targ
 from polydraft.bench.aligning.distilling import Noting, best_folder, curve_of
 from polydraft.bench.aligning.draft_card import CurvePoint
 from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, split
-from polydraft.bench.aligning.work_folder import FORMS, SPENT, Budget, WorkFolder
+from polydraft.bench.aligning.work_folder import FORMS, IDENTITY, SPENT, Budget, WorkFolder
 from polydraft.bench.environment import described
 from polydraft.bench.prompts import Prompt
 from polydraft.errors import PolydraftError
@@ -125,6 +125,7 @@ def run_alignment(
     pair = loaded(target, draft, dtype, device)
     began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
+    forms = wanted_forms(plan, pair, given=draft is not None)
     length, room = min(LENGTH, model.context), room_of(model.context, plan)
     if texts is None:
         say("There are no prompts: the target begins texts of its own.")
@@ -132,7 +133,6 @@ def run_alignment(
     parts = split(pair, texts, room, plan.seed)
     if parts.left_out:
         say(f"{parts.left_out} prompts are longer than {room} tokens, or empty, and are left out.")
-    forms = wanted_forms(plan, pair, given=draft is not None)
     work = WorkFolder(plan.place, _identity(plan, pair, parts))
     begun = work.read(FORMS) or [one.word for one in forms]  # more minutes, which more forms need, go on with these
     work.write(FORMS, begun)
@@ -178,7 +178,7 @@ def _identity(plan: AlignPlan, pair: Pair, parts: PromptSplit) -> dict[str, Any]
 def kept_best(work: Path) -> tuple[Path | None, list[CurvePoint]]:
     """Return where an interrupted alignment left its best draft, if there is one yet, and its curve."""
     with suppress(PolydraftError, OSError):
-        if work.is_dir():
+        if (work / f"{IDENTITY}.json").is_file():
             own = WorkFolder(work, {})
             curve = curve_of(own)
             return (best_folder(own), curve) if curve else (None, [])

@@ -37,7 +37,8 @@ BESIDES, SLOWER = 1.2, 1.2
 """What a step takes more than its two passes, and what a trial may take more than was foreseen."""
 MEASURED = 0.12
 """The share of the budget that measurements on held-out text may take."""
-CURVE, TRIALS, RUN, HELD, BEST, BEGUN = "curve", "trials", "run", "held", "best", "begun.safetensors"
+CURVE, TRIALS, PLANNED, RUN, HELD, BEST = "curve", "trials", "planned", "run", "held", "best"
+BEGUN = "begun.safetensors"
 Noting = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 
@@ -149,6 +150,8 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
     for number, (form, loss) in enumerate(arms):
         if number < len(trials):
             continue
+        if trials and work.read(RUN) is not None:
+            break  # the best of them has gone on
         if trials and budget.left(TRIED) <= trials[-1]["least"]:
             break
         began = budget.used
@@ -166,7 +169,7 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
         since = budget.used
         point = distilling.point(draft, taken)
         measuring = budget.used - since
-        value = distilling.costs[form.word].value(point.score)
+        value = distilling.costs[form.word].value(point.score) if isfinite(point.score) else 0.0
         if all(value > one["value"] for one in trials):
             write_weights(draft.training, work.path / BEGUN)
         told = {"step": each, "measuring": measuring, "least": budget.used - began - ran + LEAST_STEPS * each}
@@ -186,11 +189,13 @@ def _briefly(
     """
     budget, folder = distilling.budget, distilling.work.path / name
     each = seconds_of_step(draft, distilling.learnt(draft), budget, distilling.target.device)
-    steps = max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
+    planned: dict[str, int] = distilling.work.read(PLANNED) or {}
+    steps = planned.get(name) or max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
+    distilling.work.write(PLANNED, {**planned, name: steps})
     last, began = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget), budget.used
     distilling.run(draft, _recipe(form, steps + 1, distilling.seed), folder, last, f"{name} of {form.word}")
     shutil.rmtree(folder, ignore_errors=True)
-    return each, last.taken[-1], budget.used - began
+    return each, last.taken[-1] if last.taken else steps, budget.used - began
 
 
 def measurable(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Distilling:

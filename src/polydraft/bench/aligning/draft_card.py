@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 WIDTH, HEIGHT, EDGE = 480, 240, 40
@@ -34,12 +35,13 @@ class CurvePoint:
 
 
 def best_of(curve: Sequence[CurvePoint]) -> CurvePoint:
-    """Return the point that is kept: the first of the highest."""
-    return max(curve, key=lambda one: one.score)
+    """Return the point that is kept: the first of the highest that are numbers."""
+    return max(curve, key=lambda one: one.score if isfinite(one.score) else float("-inf"))
 
 
 def curve_lines(curve: Sequence[CurvePoint]) -> list[str]:
-    """Return the curve as lines of text, a bar each."""
+    """Return the curve as lines of text, a bar each, of points that are numbers."""
+    curve = [one for one in curve if isfinite(one.score)]
     if not curve:
         return []
     lowest, highest = min(one.score for one in curve), max(one.score for one in curve)

@@ -207,6 +207,11 @@ def load_served(settings: Settings) -> LoadedModels:
     Raises:
         PolydraftError: they cannot be loaded or served.
     """
+    if settings.learn is not None and settings.drafter is not None and catalogue.is_drafter_word(settings.drafter, 0):
+        raise InvalidParameter(
+            f"--drafter {settings.drafter} drafts without weights, so that texts would not use what is learnt: leave "
+            "it or --learn out; a request may name it."
+        )
     named = (settings.target, settings.draft) if settings.target else ("pair", "pair-draft")
     kept = {"dtype": settings.dtype, "device": settings.device, "weights": settings.weights}
     pair = load(*named, **kept, parallel=settings.parallel, draft_device=settings.draft_device)
@@ -225,10 +230,6 @@ def load_served(settings: Settings) -> LoadedModels:
     draft = None if pair.draft is None else as_drafter(pair.draft)
     learnt = None
     if settings.learn is not None:
-        if settings.drafter is not None and catalogue.is_drafter_word(settings.drafter, 0):
-            raise InvalidParameter(
-                f"--drafter {settings.drafter} drafts without weights, so that nothing learns: leave it or --learn out."
-            )
         bytes_to_learn(settings, draft, target.width)
         learnt = ServedVersions(Path(settings.learn), draft, target)
     return LoadedModels(settings, target, pair.tokenizer, draft, learnt)

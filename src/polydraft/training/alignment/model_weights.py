@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -13,7 +14,7 @@ def write_weights(training: nn.Module, path: Path) -> None:
     """Write all weights, beside their place first.
 
     Raises:
-        OSError: they cannot be written.
+        OSError, SafetensorError: they cannot be written.
     """
     beside = path.with_suffix(".part")
     save_file({name: value.detach().cpu().contiguous() for name, value in training.state_dict().items()}, beside)
@@ -28,5 +29,5 @@ def read_weights(training: nn.Module, path: Path) -> None:
     """
     try:
         training.load_state_dict(load_file(path))
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
         raise ResultsError(f"{path} cannot be gone on with; begin in an empty folder.") from error

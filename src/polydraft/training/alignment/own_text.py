@@ -173,8 +173,8 @@ def check_chains(target: LanguageModel, drafter: Drafter, length: int) -> None:
             one.check(_scheme(one))
         except UnpairedScheme as refusal:
             raise UnpairedScheme(
-                f"What the {one.name} drafter drafts follows from its earlier steps, or from no rows of its own, so "
-                "that texts do not tell what it is worth; `polydraft bench` measures it by decoding."
+                f"The {one.name} drafter does not draw a draft for each place from one row of its own, so that texts "
+                "do not tell what it is worth; `polydraft bench` measures it by decoding."
             ) from refusal
 
 

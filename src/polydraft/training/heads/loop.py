@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from polydraft.errors import InvalidParameter
 from polydraft.training.heads.losses.row_losses import Learner, step_of
@@ -247,8 +247,9 @@ def run_steps(
     )
     after_steps.trainer = trainer
     if title:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(_NamedBar(title))
+        trainer.remove_callback(PrinterCallback)  # which takes the bar's place where bars are off
+        if trainer.pop_callback(ProgressCallback) is not None:
+            trainer.add_callback(_NamedBar(title))
     with redirect_stdout(sys.stderr):  # where the trainer's log belongs: standard output is the caller's
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     if trainer.state.global_step < recipe.steps and not after_steps.enough:
