@@ -91,6 +91,9 @@ def tables() -> str:
         )
         for key in dict.fromkeys(told(one) for one in own):
             some = [one for one in own if told(one) == key]
+            own_seeds = ", ".join(str(one["seed"]) for one in some)
+            loss, source, form = key
+            form = form if own_seeds == seeds else f"{form}, seed {own_seeds}"
             numbers = [
                 *(f"{fmean([one['calls'][heat] for one in some]):.3f}" for heat in "01"),
                 f"{fmean([one['overlap'] for one in some]):.3f}",
@@ -98,7 +101,7 @@ def tables() -> str:
                 f"{fmean([one['seconds'] for one in some]):.0f}",
                 "; ".join(speeds_in_words([one["speed"] for one in some if "speed" in one])),
             ]
-            made.append(f"\n| {' | '.join([*key, *numbers])} |")
+            made.append(f"\n| {' | '.join([loss, source, form, *numbers])} |")
     return "".join(made).strip() + "\n"
 
 
