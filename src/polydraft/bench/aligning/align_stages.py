@@ -15,7 +15,7 @@ import torch
 
 from polydraft.bench.aligning.align_plan import Alignment, AlignPlan
 from polydraft.bench.aligning.distilling import HELD, Distilling, Noting, best_folder, distilled, measurable, tried
-from polydraft.bench.aligning.draft_card import CurvePoint, best_of, card_of, curve_svg
+from polydraft.bench.aligning.draft_card import CURVE_PICTURE, CurvePoint, best_of, card_of, curve_svg
 from polydraft.bench.aligning.form_costs import PAYS, FormCost, cost_of
 from polydraft.bench.aligning.judging import AFTER, REPEATS, AlignmentVerdict, compare, judge, verdict_of
 from polydraft.bench.aligning.prompt_split import PromptSplit
@@ -361,7 +361,7 @@ class AlignStages:
         verdict = f"**{made.verdict.word}**: {made.verdict.reason}"
         shutil.copytree(folder, out, dirs_exist_ok=True)
         (out / "README.md").write_text(card_of(facts, made.curve, verdict))
-        (out / "curve.svg").write_text(curve_svg(made.curve))
+        (out / CURVE_PICTURE).write_text(curve_svg(made.curve))
         return replace(made, minutes=self.budget.used / 60)
 
 
