@@ -51,12 +51,21 @@ from polydraft.training.heads.losses.row_losses import (
 )
 from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.shards import Shards, continued
+from polydraft.trees import TreeShape
 
 LENGTH, GIVEN, ROWS, HELD, TEXTS, RATE, LENGTHS = 256, 48, 64, 32, 8, 2e-3, (1, 2, 4)
 NEW, TIMED, COUNTED, FEW = 96, 12, 48, 2
 """Tokens of a timed text, timed prompts, rows whose optimum is searched for, and texts that tell that of long rows."""
+REPEATED = 2
+"""How many texts are written in trees behind each beginning."""
 TIMES = "transfer", "twice", "boost"
 """Experiments whose drafts are timed beside plain decoding of the first target."""
+IN_TURN = ", in turn"
+"""What the name of boosted drafts ends with that learn one after the other, and not at once."""
+IN_TREES = "trees"
+"""The experiment whose drafts decode in trees."""
+TREES = {2: TreeShape(((2,), (2, 2), (2,) * 4)), 4: TreeShape(((4,), (4,) * 4))}
+"""Trees with so many independent drafts below every node, 14 and 20 tokens."""
 YOUNG, SHIPPED, FEW_LAYERS = "young", "shipped", "six layers"
 WIDTHS = {"half as wide": 0.5, "as wide": 1.0, "twice as wide": 2.0}
 """New drafts of the shapes of the shipped one but for their widths, which have learnt nothing."""
@@ -255,7 +264,8 @@ class Bench:
             reference = folder / "reference.safetensors"
             write_weights(other.training, reference)
             material = Material(self.target, self.ends, start, reference=reference)
-        made: NewHead = draft_form(trial.form).make(material, "fkl" if trial.loss == "replay" else trial.loss)
+        form = draft_form(trial.form.removesuffix(IN_TURN))
+        made: NewHead = form.make(material, "fkl" if trial.loss == "replay" else trial.loss)
         if isinstance(made.training, DraftTraining) and trial.source.endswith("-reached"):
             made = replace(made, training=_Reached(made.training.network, self.ends, made.training.loss))
         if isinstance(made.training, DraftTraining) and trial.loss == "replay":
@@ -263,8 +273,15 @@ class Bench:
         if trial.loss == "adaspec":
             own = seconds_of_step(made, Shards(files, heats=True), self._budget(), self.target.device)
             steps = max(1, round((steps - steps // 2) * each / own))
-        if steps:
-            self._run(made.training, files, steps, trial.seed, folder / "run", RATES.get(trial.start, NEW_RATE))
+        turns: tuple[int | None, ...] = (None,)
+        if trial.form.endswith(IN_TURN):
+            made = replace(made, training=(own := _InTurn.of(made.training)))
+            turns = (*range(len(own.members)),)
+        for turn in turns if steps else ():
+            if isinstance(made.training, _InTurn):
+                made.training.take(turn)
+            name = "run" if turn is None else f"run-{turn}"
+            self._run(made.training, files, steps, trial.seed, folder / name, RATES.get(trial.start, NEW_RATE))
         seconds = perf_counter() - began
         shutil.rmtree(folder, ignore_errors=True)
         kind = "elsewhere" if trial.experiment == "transfer" else "held"
@@ -279,7 +296,24 @@ class Bench:
             "overlap": round(found[1.0].overlap[0], 4),
             "optimum": self._optimum(made, kind),
             **({"speed": self._speed(made, kind)} if trial.experiment in TIMES else {}),
+            **({"trees": self._in_trees(made)} if trial.experiment == IN_TREES else {}),
         }
+
+    def _in_trees(self, made: NewHead) -> dict[str, float]:
+        """Return tokens per call of texts that are written at temperature 1 in trees, by the optimal rule."""
+        (draft,) = (module_of(one) for one in owned_models(made.drafter))
+        rule = polydraft.TopDown(polydraft.Optimal(polydraft.IID()))
+        settings: Line = {"temperature": 1.0, "max_new_tokens": NEW, "eos_token_id": None, "verifier": rule}
+        begun = self.begun("held")[:, :GIVEN]
+        found: dict[str, float] = {}
+        for count, shape in TREES.items():
+            policy = polydraft.Fixed(shape)
+            told = [
+                polydraft.generate(self.pair.target, begun, drafter=draft, policy=policy, seed=seed, **settings)
+                for seed in range(REPEATED)
+            ]
+            found[str(count)] = round(fmean(one.statistics.block_efficiency for one in told), 4)
+        return found
 
     def _speed(self, made: NewHead, kind: str) -> Line:
         """Return the speed beside plain decoding of the first target, which writes each text right before.
@@ -364,6 +398,27 @@ class _Replayed(DraftTraining):
         weights = [one[written(asked)] for one in replayed(kept, asked.sum(-1))]
         overlap, count = rows.overlap.detach().mean()[None], torch.tensor([len(rows.overlap)])
         return {"loss": weighted(rows.values, torch.stack(weights, -1)), "overlap": overlap, "count": count}
+
+
+class _InTurn(BoostTraining):
+    """Boosted drafts one of which learns at a time; those before it have learnt, and those behind it are not there."""
+
+    turn = 0
+
+    @classmethod
+    def of(cls, training: BoostTraining) -> "_InTurn":
+        """Return the same drafts."""
+        return cls(training.drafts(), training.span)
+
+    def take(self, turn: int) -> None:
+        """Let the next one learn."""
+        self.turn = turn
+        for number, one in enumerate(self.members):
+            one.requires_grad_(number == turn)
+
+    def drafts(self) -> list[DraftTraining]:
+        """Return those that are there."""
+        return super().drafts()[: self.turn + 1]
 
 
 class _Reached(DraftTraining):

@@ -8,7 +8,8 @@ The pair is the embedded one. The young start has the shapes of the shipped draf
 cross entropy of Python's own source, as the small member of a family is. `arms.py` has the kinds of text. `transfer` is
 judged on questions of school mathematics, behind whose like nobody learnt; `twice` has every second layer of the
 target, tuned on its text, as a smaller target. `limit` asks how much the shipped draft can still learn, and what its
-width is worth: from it by three losses, and from nothing by one recipe at three widths. `smollm2` has that target and
+width is worth: from it by three losses, and from nothing by one recipe at three widths. `trees` has the losses
+for several drafts, and decodes in trees of so many drafts below each node. `smollm2` has that target and
 six of its layers as the start. An arm is a line of docs/alignment/published.jsonl; what is there is not run again, and
 Ctrl-C between two steps loses no arm but the one that runs.
 """
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from arms import FEW_LAYERS, HELD, LENGTH, SHIPPED, TEXTS, WIDTHS, YOUNG, Bench, Line, Trial
+from arms import FEW_LAYERS, HELD, IN_TREES, IN_TURN, LENGTH, SHIPPED, TEXTS, WIDTHS, YOUNG, Bench, Line, Trial
 
 import polydraft
 
@@ -33,9 +34,10 @@ LOSSES = (
     *("fkl", "jsd", "tvd", "tvd++", "lk-alpha", "lk-alpha-2", "lk-alpha-4", "lk-lambda"),
     *("products", "accepted", "accepted-by-token", "calls", "calls-by-token", "replay"),
 )
-BOOSTS = ("boost:2", "boost:2:samples", "boost:3")
+BOOSTS = ("boost:2", "boost:2:samples", "boost:3", f"boost:2{IN_TURN}", f"boost:3{IN_TURN}")
 TEXTS_A_PROMPT = "target", "target:2", "target:4"
 COLUMNS = ("loss", "text", "form", "T = 0", "T = 1", "overlap", "alpha* of 2, of 4", "seconds", "speed, T = 0, T = 1")
+TREES = "tokens per call in trees of 2, of 4"
 SMOLLM2 = "smollm2"
 
 
@@ -48,6 +50,8 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
         yield Trial("distillspec", "fkl", "draft-reached", seed)
         for loss in LOSSES:
             yield Trial("losses", loss, seed=seed)
+        for loss in ("jsd", "lk-alpha", "lk-alpha-2", "lk-alpha-4"):
+            yield Trial(IN_TREES, loss, seed=seed)
         for loss in ("fkl", "adaspec"):
             yield Trial("adaspec", loss, seed=seed)
         for form in BOOSTS:
@@ -87,7 +91,7 @@ def tables() -> str:
             f"\n\n**{name}**: {'SmolLM2-135M' if name == SMOLLM2 else 'embedded pair'}; {steps} steps of {TEXTS} texts "
             f"of {LENGTH} tokens; seeds {seeds}; tokens per call of chains of five as a block on {HELD} texts at each "
             "temperature.\n\n"
-            f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
+            f"| {' | '.join((*COLUMNS[:-1], TREES) if name == IN_TREES else COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
         )
         for key in dict.fromkeys(told(one) for one in own):
             some = [one for one in own if told(one) == key]
@@ -99,7 +103,8 @@ def tables() -> str:
                 f"{fmean([one['overlap'] for one in some]):.3f}",
                 optimum_in_words([one["optimum"] for one in some if one["optimum"]]),
                 f"{fmean([one['seconds'] for one in some]):.0f}",
-                "; ".join(speeds_in_words([one["speed"] for one in some if "speed" in one])),
+                "; ".join(speeds_in_words([one["speed"] for one in some if "speed" in one]))
+                or ", ".join(in_trees([one["trees"] for one in some if "trees" in one])),
             ]
             made.append(f"\n| {' | '.join([loss, source, form, *numbers])} |")
     return "".join(made).strip() + "\n"
@@ -121,6 +126,12 @@ def speeds_in_words(some: Sequence[dict[str, dict[str, list[float]]]]) -> Iterat
             middles, lows, highs = zip(*(one[name][heat] for one in some), strict=True)
             words.append(f"{fmean(middles):.2f} [{min(lows):.2f}, {max(highs):.2f}]")
         yield ", ".join(words) if name == "drafted" else f"{name} {', '.join(words)}"
+
+
+def in_trees(some: Sequence[dict[str, float]]) -> Iterator[str]:
+    """Yield the means over seeds of tokens per call in each kind of tree."""
+    for count in some[0] if some else ():
+        yield f"{fmean([one[count] for one in some]):.3f}"
 
 
 def told(line: Line) -> tuple[str, str, str]:
