@@ -36,6 +36,7 @@ from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair
 from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import SamplingParams
+from polydraft.training.alignment.draft_forms import UNASKED
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import Shards
 
@@ -277,11 +278,57 @@ def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_drafter_that_comes_with_a_target_is_not_tuned(here: Path) -> None:
     pair = replace(polydraft.load("target", "draft"), draft=polydraft.NgramDrafter())
-    assert [form.word for form in wanted_forms(plan(losses=()), pair, given=False)] == ["layers", "small", "mixing"]
+    first = [form.word for form in wanted_forms(plan(losses=()), pair, given=False)]
+    assert first[:5] == ["layers", "small", "mixing", "width", "vocabulary"] and not {"tuned", "lora"} & {*first}
     with pytest.raises(InvalidParameter, match="these alone are tuned"):
         wanted_forms(plan(losses=()), pair, given=True)
-    patient = wanted_forms(plan(losses=(), minutes=60), pair, given=False)
-    assert [form.word for form in patient] == ["layers", "width", "small", "mixing", "vocabulary"]
+
+
+def arms_of(minutes: float, draft: str | None, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[tuple[str, str]]:
+    """Return what an alignment would try, and how many forms it looked at."""
+
+    def interrupt(_: Any, arms: list[Any]) -> None:
+        tried.extend((form.word, loss) for form, loss in arms)
+        raise KeyboardInterrupt
+
+    tried = list[tuple[str, str]]()
+    with monkeypatch.context() as patched:
+        patched.setattr(stages, "tried", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_alignment("target", draft, PROMPTS, plan(minutes=minutes, **changes), clock=ticking())
+    return tried
+
+
+def test_all_forms_that_can_pay_are_tried_as_far_as_there_is_time_the_given_draft_first(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "TRIAL", 0.5)
+    costs = {"tuned": PAYS, "lora": PAYS, "pard-path": LOSES, "boost:2": PAYS, "layers": LOSES}
+    monkeypatch.setattr(stages.AlignStages, "_untrained", lambda _, form: form.word)
+    monkeypatch.setattr(stages, "owned_models", lambda _: [])
+    monkeypatch.setattr(stages, "owned_networks", lambda _: [])
+    monkeypatch.setattr(stages, "cost_of", lambda _, word, __: costs.get(word, PAYS))
+    tuned = [("tuned", one) for one in ("jsd", "lk-alpha", "calls")]
+    own = {"losses": (), "work": Path("given")}
+    assert arms_of(0.2, "draft", monkeypatch, **own) == tuned
+    assert json.loads(Path("given/costs.json").read_text()).keys() == {"tuned"}
+    more = [*tuned, ("lora", "jsd"), ("boost:2", "fkl"), ("small", "fkl+lk-alpha")]
+    assert arms_of(0.36, "draft", monkeypatch, losses=(), work=Path("more")) == more
+    few = arms_of(0.36, None, monkeypatch, losses=(), work=Path("none"))
+    assert [word for word, _ in few] == ["small", "mixing", "width", "vocabulary", "medusa", "mlp"]
+    every = arms_of(8, None, monkeypatch, losses=(), work=Path("all"))
+    assert {word for word, _ in every} == {*UNASKED} - {"layers", "pard-path"}
+    assert ("small", "jsd") in every[len(UNASKED) - 2 :]  # other losses behind all forms
+
+
+def test_what_there_was_no_time_to_look_at_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
+    monkeypatch.setattr(stages, "HALF", 0.05)
+    said = list[str]()
+    found = run_alignment("target", None, PROMPTS, plan(losses=()), clock=ticking(), say=said.append)
+    (line,) = [one for one in said if one.startswith("There is no time to look at ")]
+    assert found.costs and not {*found.costs} & {*line.removeprefix("There is no time to look at ")[:-1].split(", ")}
+    assert {*found.costs} | {*line.removeprefix("There is no time to look at ")[:-1].split(", ")} == {*UNASKED}
 
 
 @pytest.fixture
@@ -301,8 +348,10 @@ def test_what_cannot_pay_is_refused_with_its_reason_and_a_code_of_its_own(
     monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
     assert call("--prompts", "rows.jsonl", "--minutes", "0.2", "--json") == 3
     told = json.loads(capsys.readouterr().out)
-    assert told["folder"] is None and "No form of draft can pay on this machine" in told["verdict"]["reason"]
-    assert {*told["costs"]} == {"layers", "small", "mixing"} and not Path("aligned").exists()
+    assert told["folder"] is None and not Path("aligned").exists()
+    closest = f"No form of draft can pay on this machine. Of {len(told['costs'])} forms layers comes closest: a draft pass"
+    assert told["verdict"]["reason"].startswith(closest) and "eagle-3" in told["costs"]
+    assert all(one in UNASKED for one in told["costs"])
 
 
 BAD = [
@@ -503,36 +552,22 @@ def test_ctrl_c_prints_the_curve_so_far_and_leaves_it_beside_the_best_draft(
 def test_more_minutes_go_on_with_the_forms_that_were_begun_and_other_texts_are_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: Any, arms: list[Any]) -> None:
-        tried.append([form.word for form, _ in arms])
-        raise KeyboardInterrupt
-
-    tried = list[list[str]]()
-    monkeypatch.setattr(stages, "tried", interrupt)
-    monkeypatch.setattr(alignable, "MINUTES", 0.3)
-    for minutes in (0.2, 0.4):
-        with pytest.raises(KeyboardInterrupt):
-            run_alignment("target", None, PROMPTS, plan(minutes=minutes, losses=()), clock=ticking())
-    assert tried[0] == tried[1] == ["layers", "small", "mixing"]
+    first, more = (arms_of(minutes, None, monkeypatch, losses=()) for minutes in (0.2, 60.0))
+    assert first == more == [("layers", "fkl+lk-alpha"), ("small", "fkl+lk-alpha"), ("mixing", "published")]
     for changed in ({"texts": 1}, {"max_new_tokens": 9}):
         with pytest.raises(ResultsError, match=f"an alignment with another {next(iter(changed))}; name an empty"):
             run_alignment("target", None, PROMPTS, plan(losses=(), **changed), clock=ticking())
+    with pytest.raises(InvalidParameter, match="--most-bytes 7999999999 is less than the 8000000000 that the text in"):
+        run_alignment("target", None, PROMPTS, plan(losses=(), most_bytes=7_999_999_999), clock=ticking())
 
 
 def test_all_losses_that_are_named_are_tried_with_every_form_whose_cost_is_known(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(_: Any, arms: list[Any]) -> None:
-        tried.extend((form.word, loss) for form, loss in arms)
-        raise KeyboardInterrupt
-
-    tried, costs = list[tuple[str, str]](), iter([PAYS, FormCost(), PAYS])
-    monkeypatch.setattr(stages, "tried", interrupt)
+    costs = iter([PAYS, FormCost(), PAYS, PAYS])
     monkeypatch.setattr(stages, "cost_of", lambda *_: next(costs))
-    monkeypatch.setattr(alignable, "MINUTES", 0.1)
-    with pytest.raises(KeyboardInterrupt):
-        run_alignment("target", None, PROMPTS, plan(), clock=ticking())
-    assert tried == [("layers", "jsd"), ("small", "jsd"), ("layers", "lk-alpha"), ("small", "lk-alpha")]
+    words = ("layers", "width", "boost:2")  # small could not be timed
+    assert arms_of(0.2, None, monkeypatch) == [(word, loss) for loss in ("jsd", "lk-alpha") for word in words]
 
 
 @pytest.mark.parametrize("left", [2, 20])
@@ -551,7 +586,7 @@ def test_a_trial_that_was_interrupted_goes_on_to_its_planned_end(
     def noting() -> Iterator[Callable[[], bool]]:
         yield lambda: len(lasts[-1].taken) >= lasts[-1].steps - left
 
-    lasts, asked = list[runs._Last](), plan(minutes=0.3, losses=("jsd",))
+    lasts, asked = list[runs._Last](), plan(minutes=0.3, losses=("jsd",), form="tuned")
     monkeypatch.setattr(runs, "_Last", Noted)
     monkeypatch.setattr(stages, "distilled", end)
     for given in ({"noting": noting}, {}):
@@ -561,6 +596,32 @@ def test_a_trial_that_was_interrupted_goes_on_to_its_planned_end(
     assert first.steps == second.steps > left and first.taken[-1] < first.steps
     assert not second.taken or second.taken[0] == first.taken[-1] + 1
     assert json.loads((here / "made-work" / "trials.json").read_text())[0]["point"]["step"] <= first.steps
+
+
+def test_a_trial_that_was_killed_goes_on_from_its_last_checkpoint(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Noted(runs._Last):
+        def __call__(self, step: int) -> bool:
+            taken.append(step)
+            if len(taken) == (self.steps * 3) // 4 + 1:
+                raise Killed  # nothing is saved on the way out
+            return super().__call__(step)
+
+    def end(*_: Any) -> None:
+        raise Killed
+
+    taken, asked = list[int](), plan(minutes=0.3, losses=("jsd",), form="tuned")
+    monkeypatch.setattr(runs, "_Last", Noted)
+    monkeypatch.setattr(stages, "distilled", end)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_alignment("target", "draft", PROMPTS, asked, clock=ticking())
+    killed = next(place for place, (one, other) in enumerate(itertools.pairwise(taken)) if other <= one)
+    steps = json.loads((here / "made-work" / "planned.json").read_text())["trial-0"]
+    assert steps > 8 and 0 < taken[killed + 1] - 1 and taken[killed] - taken[killed + 1] < steps // 4
+    assert json.loads((here / "made-work" / "trials.json").read_text())[0]["point"]["step"] == taken[-1] >= steps // 2
 
 
 def test_what_trials_learnt_from_and_which_won_stay_with_more_minutes(

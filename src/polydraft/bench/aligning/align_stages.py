@@ -7,16 +7,24 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from polydraft.bench.aligning.align_plan import Alignment, AlignPlan
-from polydraft.bench.aligning.distilling import HELD, Distilling, Noting, best_folder, distilled, measurable, tried
+from polydraft.bench.aligning.distilling import (
+    HELD,
+    TRIED,
+    Distilling,
+    Noting,
+    best_folder,
+    distilled,
+    measurable,
+    tried,
+)
 from polydraft.bench.aligning.draft_card import CURVE_PICTURE, CurvePoint, best_of, card_of, curve_svg
-from polydraft.bench.aligning.form_costs import PAYS, FormCost, cost_of
+from polydraft.bench.aligning.form_costs import PAYS, FormCost, cost_of, none_pays
 from polydraft.bench.aligning.judging import AFTER, REPEATS, AlignmentVerdict, compare, judge, verdict_of
 from polydraft.bench.aligning.prompt_split import PromptSplit
 from polydraft.bench.aligning.work_folder import SPENT, Budget, Pace, WorkFolder
@@ -53,8 +61,10 @@ from polydraft.training.heads.shards import (
 
 WRITTEN = 0.28
 """The share of the budget that is spent when the target has written."""
-PASSES, HALF = 200, 0.5
-"""Measuring a form takes about so many passes, and not more than this share of the budget."""
+PASSES, HALF, MEASURING = 200, 0.5, 120.0
+"""Measuring a form takes about so many passes, and all forms not more than this share of the budget, and seconds."""
+TRIAL, FEWEST = 50.0, 3
+"""So many seconds of the time for trials, or more, are there for each form and loss; so many are tried in any case."""
 ROWS, PARTS, WATCHED = (4, 8, 16, 32, 64), 4, 8
 """How many texts are written at once, into how many parts the writing is cut at least, and so many of their tokens are
 written beforehand to see how long one takes."""
@@ -64,7 +74,7 @@ but never below the second number. A judged token is taken to cost the third tim
 arms begin anew with every prompt."""
 CHECKPOINTS, KEPT = 3 * 12, 12
 """Bytes of a weight that learns: in all checkpoints, with the optimiser's state, and in what is kept to go on from."""
-GIVEN, FROM_TEXT, ROUNDED = "given draft", "drafts from text", "self:int8"
+ARMS_TRIED, GIVEN, FROM_TEXT, ROUNDED = "arms", "given draft", "drafts from text", "self:int8"
 ARMS, JUDGING, SIZES = 5, "judging", "sizes"
 """How many arms are judged at most: plain decoding, these three, and the new draft."""
 
@@ -108,25 +118,19 @@ class AlignStages:
     def stages(self, forms: Sequence[DraftForm], length: int) -> Alignment:
         """Carry them out, or go on with them."""
         self._tell(1, "measuring what drafts cost")
-        costs = self._costs(forms, length)
-        for word, cost in costs.items():
-            self.say(f"{word}: {cost.in_words()}.")
-        paying = [form for form in forms if form.word in costs and costs[form.word].pays]
-        paying = [form for form in paying if costs[form.word].steps] or paying  # what is known is not left for a guess
-        if not paying:
-            told = "; ".join(f"{word}: {cost.in_words()}" for word, cost in costs.items())
-            verdict = AlignmentVerdict(better=False, reason=f"No form of draft can pay on this machine. {told}.")
+        costs, arms = self._chosen(forms, length)
+        if not arms:
+            verdict = AlignmentVerdict(better=False, reason=none_pays(costs))
             return Alignment(verdict, None, costs=costs, minutes=self.budget.used / 60)
-        paying = paying[:1] if paying[0].word == TUNED else paying
+        tried_forms = [*dict.fromkeys(form for form, _ in arms)]
         self._tell(2, "the target writes")
-        text = self._text(paying, costs, length)
+        text = self._text(tried_forms, costs, length)
         self._tell(3, "drafts are made and tried")
         held_out = HeldOutTexts.of(self.model, text.held_out, self.plan.temperatures, self.plan.filters)
         distilling = Distilling(
             *(self.model, self.given, text, held_out, self.work, self.budget, costs, self.plan.seed, self.noting)
         )
-        arms = self._arms(paying)
-        if any(form.cuts for form in paying):
+        if any(form.cuts for form in tried_forms):
             self.say(f"A cut vocabulary has {self._kept(text):.1%} of the target's held-out text; no more is accepted.")
         distilling = measurable(distilling, arms)
         trial = tried(distilling, arms)
@@ -140,28 +144,54 @@ class AlignStages:
         self.work.write(SPENT, self.budget.used)
         self.say(f"Stage {number} of 5: {what} ({self.budget.left() / 60:.1f} minutes are left).")
 
-    def _costs(self, forms: Sequence[DraftForm], length: int) -> dict[str, FormCost]:
-        """Return the costs of the forms; where a given draft can pay, of that alone."""
+    def _chosen(
+        self, forms: Sequence[DraftForm], length: int
+    ) -> tuple[dict[str, FormCost], list[tuple[DraftForm, str]]]:
+        """Return what forms cost that were looked at, and which are tried by which losses; none where none can pay.
+
+        Forms are looked at in their order until so many can pay as there is time to try.
+        """
         known: dict[str, Any] = self.work.read("costs") or {}
-        self._check_minutes((1 if forms[0].word == TUNED else len(forms)) - len(known), length)
-        for form in forms:
-            if form.word not in known:
-                try:
-                    drafter = self._untrained(form)
-                except PolydraftError as error:
-                    if len(forms) == 1:
-                        raise
-                    self.say(f"{form.word}: {error}")  # of several forms those count that this target can have
-                    continue
-                sizes: dict[str, int] = self.work.read(SIZES) or {}
-                owned = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
-                weights = [one for part in owned if part is not None for one in part.parameters()]
-                self.work.write(SIZES, {**sizes, form.word: sum(one.numel() for one in weights)})
-                known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
-                self.work.write("costs", known)
-            if form.word == TUNED and FormCost.from_dict(known[TUNED]).pays:
-                break
-        return {word: FormCost.from_dict(one) for word, one in known.items()}
+        begun: list[tuple[str, str]] | None = self.work.read(ARMS_TRIED)
+        if begun is None:
+            if not known:
+                self._check_minutes(length)
+            for number, form in enumerate(forms):
+                if len(self._arms(forms, known, first=True)) >= self._most_arms():
+                    break
+                if known and self.budget.used > min(MEASURING, HALF * self.budget.seconds):
+                    self.say(f"There is no time to look at {', '.join(one.word for one in forms[number:])}.")
+                    break
+                self._measure(form, known, alone=len(forms) == 1)
+            arms = self._arms(forms, known)
+            begun = [(form.word, loss) for form, loss in arms]
+            self.work.write(ARMS_TRIED, begun or None)
+        costs = {word: FormCost.from_dict(one) for word, one in known.items()}
+        for word, cost in costs.items():
+            self.say(f"{word}: {cost.in_words()}.")
+        return costs, [(draft_form(word), loss) for word, loss in begun]
+
+    def _most_arms(self) -> int:
+        """Return how many forms and losses are tried at most where the user named none."""
+        return max(FEWEST, int((TRIED - WRITTEN) * self.budget.seconds / TRIAL))
+
+    def _measure(self, form: DraftForm, known: dict[str, Any], *, alone: bool) -> None:
+        """Add to what is known what a form costs; where it is one of several that a target cannot have, nothing."""
+        if form.word in known:
+            return
+        try:
+            drafter = self._untrained(form)
+        except PolydraftError as error:
+            if alone:
+                raise
+            self.say(f"{form.word}: {error}")
+            return
+        sizes: dict[str, int] = self.work.read(SIZES) or {}
+        owned = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
+        weights = [one for part in owned if part is not None for one in part.parameters()]
+        self.work.write(SIZES, {**sizes, form.word: sum(one.numel() for one in weights)})
+        known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
+        self.work.write("costs", known)
 
     def _untrained(self, form: DraftForm) -> Drafter:
         """Return a drafter of the speed that a form has, whatever its weights."""
@@ -175,12 +205,12 @@ class AlignStages:
         models = [cast(Any, module_of(one)) for one in owned_models(made.drafter)]  # by the passes that are served
         return BoostedDrafter(models) if len(models) > 1 else drafter_of(models[0])
 
-    def _check_minutes(self, forms: int, length: int) -> None:
+    def _check_minutes(self, length: int) -> None:
         """Raise `InvalidParameter` where measuring takes most of the time, or the least of all stages all of it."""
         alone, least = self._seconds(1), 0.0
         if self.work.read("writing") is None:
             least = 2 * self._lengths(length)[-1] * self._seconds(ROWS[0]) + self._judging(alone, FEWEST_TOKENS, 1)
-        needed = PASSES * max(0, forms) * alone
+        needed = PASSES * alone
         asked = max(needed / HALF, needed + least)
         if asked > self.budget.seconds:
             raise InvalidParameter(
@@ -215,6 +245,11 @@ class AlignStages:
         heats = (heats[0], *heats) if len(heats) > 1 else heats
         reads: tuple[Layer, ...] = max((form.reads(model.layers) for form in forms), key=len)
         made = self.work.read("writing") or self._writing([one.word for one in forms], len(reads), length)
+        if plan.most_bytes < made["most_bytes"]:
+            raise InvalidParameter(
+                f"--most-bytes {plan.most_bytes} is less than the {made['most_bytes']} that the text in {self.work.path} "
+                "was planned for; give as many, or name an empty folder."
+            )
         self.work.write("writing", made)
         if made["length"] < length:
             self.say(f"Texts have {made['length']} tokens, since there is no time for longer ones.")
@@ -253,7 +288,7 @@ class AlignStages:
         if plan.texts is not None:
             rows = min(rows, plan.texts * self.parts.learnt)
             shards = max(1, min(shards, plan.texts * self.parts.learnt // rows))
-        return {"rows": rows, "tokens": shards * rows * length, "length": length}
+        return {"rows": rows, "tokens": shards * rows * length, "length": length, "most_bytes": plan.most_bytes}
 
     def _lengths(self, longest: int) -> list[int]:
         """Return how long texts may be that leave room behind every prompt, the longest first."""
@@ -281,12 +316,26 @@ class AlignStages:
         tokens = most_written(text.learnt, size, kept_tokens(size), self.model.device)
         return 1.0 if tokens is None else share_written(text.held_out, tokens)
 
-    def _arms(self, forms: Sequence[DraftForm]) -> list[tuple[DraftForm, str]]:
-        """Return what is tried: all losses of one form, or one of each form, but all that the user named."""
-        every = len(forms) == 1 or bool(self.plan.losses)
-        lists = [form.chosen_losses(self.plan.losses)[: None if every else 1] for form in forms]
-        rounds = zip_longest(*([(form, loss) for loss in own] for form, own in zip(forms, lists, strict=True)))
-        return [arm for one in rounds for arm in one if arm is not None]  # each form once before any a second time
+    def _arms(
+        self, forms: Sequence[DraftForm], known: Mapping[str, Any], *, first: bool = False
+    ) -> list[tuple[DraftForm, str]]:
+        """Return what is tried of the forms that can pay: all losses of a given draft, each other form once, and then
+        their other losses; as many as there is time for, but all that the user named.
+
+        Args:
+            first: whether other losses are left out.
+        """
+        costs = {word: FormCost.from_dict(one) for word, one in known.items()}
+        paying = [form for form in forms if form.word in costs and costs[form.word].pays]
+        paying = [form for form in paying if costs[form.word].steps] or paying  # what is known is not left for a guess
+        rounds = [
+            (0 if form.word == TUNED else number, form, loss)
+            for form in paying
+            for number, loss in enumerate(form.chosen_losses(self.plan.losses))
+        ]
+        arms = [(form, loss) for number, form, loss in sorted(rounds, key=lambda one: one[0]) if not (first and number)]
+        named = bool(self.plan.losses) or len(forms) == 1
+        return arms if named else arms[: self._most_arms()]
 
     def _verdict(self, curve: Sequence[CurvePoint], cost: FormCost) -> AlignmentVerdict:
         """Judge the best draft by the clock, unless it is the given one."""

@@ -17,15 +17,7 @@ from polydraft.engine import load
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch
 from polydraft.fetched import is_derived, is_stack
 from polydraft.models import HuggingFaceModel, Pair, check_same_tokens, load_tokenizer, planned
-from polydraft.training.alignment.draft_forms import (
-    MINUTES,
-    PATIENT,
-    TUNED,
-    UNASKED,
-    DraftForm,
-    check_tunable,
-    draft_form,
-)
+from polydraft.training.alignment.draft_forms import GIVEN, UNASKED, DraftForm, check_tunable, draft_form
 from polydraft.training.alignment.draft_worth import check_weights
 from polydraft.training.heads.losses.row_losses import TargetEnds
 
@@ -130,7 +122,7 @@ def checked_target(model: nn.Module) -> HuggingFaceModel:
 
 
 def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]:
-    """Return the forms that are looked at, the cheapest first.
+    """Return the forms that may be looked at, in that order.
 
     Args:
         plan: what is asked for.
@@ -145,9 +137,8 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
         raise InvalidParameter(f"--draft {name} {NO_MODEL}")
     if given:
         check_weights([pair.draft])
-    unasked = PATIENT if plan.minutes >= MINUTES else UNASKED
-    words = ([TUNED] if given else []) + [*unasked] if plan.form == AUTO else [plan.form]
-    forms = [draft_form(word) for word in words]
+    words = (*(GIVEN if given else ()), *UNASKED) if plan.form == AUTO else (plan.form,)
+    forms = [draft_form(word) for word in dict.fromkeys(words)]
     found = [form for form in forms if not plan.losses or {*plan.losses} <= {*form.allowed}]
     if not found:
         raise InvalidParameter(

@@ -14,7 +14,7 @@ from polydraft.bench.aligning.alignable import LENGTH, check_asked, checked_targ
 from polydraft.bench.aligning.distilling import Noting, best_folder, curve_of
 from polydraft.bench.aligning.draft_card import CurvePoint
 from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, split
-from polydraft.bench.aligning.work_folder import FORMS, IDENTITY, SPENT, Budget, WorkFolder
+from polydraft.bench.aligning.work_folder import IDENTITY, SPENT, Budget, WorkFolder
 from polydraft.bench.environment import described
 from polydraft.bench.prompts import Prompt
 from polydraft.errors import PolydraftError
@@ -22,7 +22,6 @@ from polydraft.extras import TRAIN
 from polydraft.models import Pair
 from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import UNFILTERED, SamplingParams, filters_in_force
-from polydraft.training.alignment.draft_forms import draft_form
 from polydraft.training.heads.head_making import end_ids_of
 
 
@@ -134,9 +133,6 @@ def run_alignment(
     if parts.left_out:
         say(f"{parts.left_out} prompts are longer than {room} tokens, or empty, and are left out.")
     work = WorkFolder(plan.place, _identity(plan, pair, parts))
-    begun = work.read(FORMS) or [one.word for one in forms]  # more minutes, which more forms need, go on with these
-    work.write(FORMS, begun)
-    forms = [draft_form(word) for word in begun]
     budget = Budget(60 * plan.minutes, clock, began, float(work.read(SPENT) or 0.0))
     names = str(target), None if draft is None else str(draft)
     try:

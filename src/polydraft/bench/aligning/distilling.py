@@ -33,6 +33,8 @@ TEXTS = 8
 """Texts of a step."""
 LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
 """The bounds of a run's steps, how often it is measured, and after how many measurements without a rise it ends."""
+ENOUGH, SAVED = 8, 4
+"""A trial has at least so many steps, for which later ones are left out, and leaves so many checkpoints."""
 BESIDES, SLOWER = 1.2, 1.2
 """What a step takes more than its two passes, and what a trial may take more than was foreseen."""
 MEASURED = 0.12
@@ -141,7 +143,8 @@ def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch
 
 
 def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapping[str, Any]:
-    """Try every form with its loss for a part of the time, and return what the best of them was.
+    """Try every form with its loss for a part of the time, those behind the last that fits left out, and return what
+    the best of them was.
 
     Its weights are kept, to go on from. Forms are compared by what their tokens per call are worth here.
     """
@@ -159,20 +162,21 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
         if form.is_model and draft_loss(loss).share < 1 and not distilling.reference(form).is_file():
             seconds = (budget.left(TRIED) / (len(arms) - number) - measuring) / 2
             other = distilling.new(form, "fkl")
-            _briefly(distilling, other, form, "reference", seconds)
+            _briefly(distilling, other, form, "reference", seconds, seconds)
             write_weights(other.training, distilling.reference(form))
         draft = distilling.new(form, loss)
         if form.tunes and not number:
             _keep_start(distilling, draft, form)
         seconds = budget.left(TRIED) / (len(arms) - number) - measuring
-        each, taken, ran = _briefly(distilling, draft, form, f"trial-{number}", seconds)
+        most = budget.left(TRIED) - measuring
+        each, taken, ran = _briefly(distilling, draft, form, f"trial-{number}", seconds, most)
         since = budget.used
         point = distilling.point(draft, taken)
         measuring = budget.used - since
         value = distilling.costs[form.word].value(point.score) if isfinite(point.score) else 0.0
         if all(value > one["value"] for one in trials):
             write_weights(draft.training, work.path / BEGUN)
-        told = {"step": each, "measuring": measuring, "least": budget.used - began - ran + LEAST_STEPS * each}
+        told = {"step": each, "measuring": measuring, "least": budget.used - began - ran + ENOUGH * each}
         trials.append({"form": form.word, "loss": loss, "value": value, **told, "point": point.as_dict()})
         work.write(TRIALS, trials)
         work.write(SPENT, budget.used)
@@ -180,20 +184,25 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
 
 
 def _briefly(
-    distilling: Distilling, draft: NewHead, form: DraftForm, name: str, seconds: float
+    distilling: Distilling, draft: NewHead, form: DraftForm, name: str, seconds: float, most: float
 ) -> tuple[float, int, float]:
-    """Let a draft learn for about so long; return how long a step takes, how many there were, and their time.
+    """Let a draft learn for about so long, or for as long as `ENOUGH` steps take, if that is no more than the most.
+
+    Returns:
+        how long a step takes, how many there were, and their time.
 
     Raises:
         KeyboardInterrupt: it was interrupted; the same run goes on later.
     """
     budget, folder = distilling.budget, distilling.work.path / name
     each = seconds_of_step(draft, distilling.learnt(draft), budget, distilling.target.device)
+    seconds = max(seconds, min(most, ENOUGH * each))
     planned: dict[str, int] = distilling.work.read(PLANNED) or {}
     steps = planned.get(name) or max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
     distilling.work.write(PLANNED, {**planned, name: steps})
     last, began = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget), budget.used
-    distilling.run(draft, _recipe(form, steps + 1, distilling.seed), folder, last, f"{name} of {form.word}")
+    recipe = _recipe(form, steps + 1, distilling.seed, max(1, steps // SAVED))
+    distilling.run(draft, recipe, folder, last, f"{name} of {form.word}")
     shutil.rmtree(folder, ignore_errors=True)
     return each, last.taken[-1] if last.taken else steps, budget.used - began
 
@@ -201,13 +210,13 @@ def _briefly(
 def measurable(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Distilling:
     """Return the same with as many held-out texts as there is time to measure drafts on, the same ever after.
 
-    How long that takes is seen with the last form, which is a head if there is one: heads are asked place by place.
+    How long that takes is seen with a head if there is one, since heads are asked place by place.
     """
     work, whole = distilling.work, distilling.held_out
     known = work.read(HELD)
     if known is None:
         budget, few = distilling.budget, whole.first(ROWS)
-        draft = distilling.new(*arms[-1])
+        draft = distilling.new(*next((arm for arm in arms if not arm[0].is_model), arms[-1]))
         began = budget.used
         few.worth(draft)
         seconds = budget.used - began
@@ -240,7 +249,7 @@ def _keep_start(distilling: Distilling, draft: NewHead, form: DraftForm) -> None
         distilling.work.write(CURVE, [point.as_dict()])
 
 
-def _recipe(form: DraftForm, steps: int, seed: int, every: int = 10**9) -> HeadRecipe:
+def _recipe(form: DraftForm, steps: int, seed: int, every: int) -> HeadRecipe:
     return HeadRecipe(
         steps=steps,
         texts=TEXTS,
@@ -267,6 +276,8 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
     curve, begun = curve_of(work), int(trial["point"]["step"])
     if work.read(RUN) is not None and work.read(RUN).get("over"):
         return curve
+    if not form.tunes:  # a draft of another speed is not to be compared with the given one by its tokens
+        curve = [one for one in curve if one.step]
     draft = distilling.new(form, trial["loss"])
     read_weights(draft.training, work.path / BEGUN)
     if all(one.step != begun for one in curve):

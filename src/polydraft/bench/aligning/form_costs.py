@@ -73,6 +73,13 @@ class FormCost:
         return cls(tuple(values["steps"]), values["level"])
 
 
+def none_pays(costs: Mapping[str, FormCost]) -> str:
+    """Say that no form of draft can pay, and which comes closest."""
+    word, cost = min(costs.items(), key=lambda one: -one[1].speed(1.0))
+    told = f"Of {len(costs)} forms {word} comes closest" if len(costs) > 1 else word
+    return f"No form of draft can pay on this machine. {told}: {cost.in_words()}."
+
+
 def cost_of(target: HuggingFaceModel, drafter: Drafter, heat: float) -> FormCost:
     """Time passes, drafts and steps of a drafter for its target; what was measured before is known.
 

@@ -10,7 +10,7 @@ from typing import Any
 from polydraft.errors import ResultsError
 
 IDENTITY = "alignment"
-SPENT, FORMS = "spent", "forms"
+SPENT = "spent"
 
 
 class WorkFolder:

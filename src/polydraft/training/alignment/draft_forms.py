@@ -83,6 +83,7 @@ class DraftForm:
         losses: which losses are tried, and in this order.
         allowed: the words of all losses that it can learn by.
         is_model: whether it is a draft model, or several, else a head.
+        reads_layers: whether it reads outputs of the target's layers, not its last states alone.
         tunes: whether it begins as the given draft.
         folder: the form of its folder, as of `NewHead.write`.
     """
@@ -93,6 +94,7 @@ class DraftForm:
     losses: tuple[str, ...]
     allowed: tuple[str, ...]
     is_model: bool = True
+    reads_layers: bool = False
     tunes: bool = False
     folder: str = OFFICIAL
 
@@ -103,7 +105,7 @@ class DraftForm:
 
     def reads(self, layers: int) -> tuple[Layer, ...]:
         """Return which of the target's layers are to be kept with its text."""
-        return () if self.is_model else usual_reads(layers)
+        return usual_reads(layers) if self.reads_layers else ()
 
     def chosen_losses(self, asked: Sequence[str]) -> tuple[str, ...]:
         """Return the losses to try, which are the usual ones where none is asked for.
@@ -272,6 +274,7 @@ FORMS: Mapping[str, DraftForm] = {
         kind: DraftForm(
             *(kind, partial(_head, kind), 4e-3, maker.losses[:1], maker.losses),
             is_model=False,
+            reads_layers=maker.reads_layers,
             folder=usual_form(kind, None),
         )
         for kind, maker in MAKERS.items()
@@ -280,14 +283,16 @@ FORMS: Mapping[str, DraftForm] = {
     VOCABULARY: DraftForm(
         *(VOCABULARY, _fewer_tokens, 4e-3, MAKERS[CUT_KIND].losses[:1], MAKERS[CUT_KIND].losses),
         is_model=False,
+        reads_layers=MAKERS[CUT_KIND].reads_layers,
         folder=usual_form(CUT_KIND, 1),
     ),
 }
 """Every form by its word but `boost:N`; the kinds of heads are those of `polydraft train head`."""
-UNASKED = (LAYERS, SMALL, "mixing")
-"""What is tried if no form is asked for and no draft is given, the cheapest first."""
-PATIENT, MINUTES = (LAYERS, WIDTH, SMALL, "mixing", VOCABULARY), 60
-"""The same if there are so many minutes."""
+GIVEN = (TUNED, LORA, "pard-path", f"{BOOST}:2")
+"""What may become of a given draft, in the order in which it is looked at where no form is asked for."""
+FIRST = (LAYERS, SMALL, CUT_KIND, WIDTH, VOCABULARY)
+UNASKED = (*dict.fromkeys((*FIRST, *(word for word, form in FORMS.items() if not form.tunes), f"{BOOST}:2")),)
+"""The same of what needs no draft: what paid on small machines first, then all other kinds."""
 
 
 def draft_form(word: str) -> DraftForm:
