@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,19 @@ COMMAND = [sys.executable, "-c", "from polydraft_command import main; main()", "
 
 
 @contextmanager
-def running(*arguments: str, log: list[str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server as a process at a free port; its log's lines go to a list, if there is one."""
+def running(
+    *arguments: str, log: list[str] | None = None, command: Sequence[str] = COMMAND, **how: Any
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server as a process at a free port; its log's lines go to a list, if there is one.
+
+    Args:
+        command: what serves.
+        how: more arguments of `Popen`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([*COMMAND, "--port", str(port), *arguments], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--port", str(port), *arguments], stderr=subprocess.PIPE, text=True, **how)
     address, lines = f"http://127.0.0.1:{port}", [] if log is None else log
     try:
         assert process.stderr is not None

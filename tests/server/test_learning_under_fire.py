@@ -1,0 +1,140 @@
+"""A real server whose draft learns: it is killed at any moment of a swap, and a client sends it noise."""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from serving import running
+
+from polydraft.models.checkpoints.weight_versions import HALF, VersionFolder
+from polydraft.models import load_pair
+
+KILLS, LIVES = 50, 3
+"""How often somebody is killed, and how often the learner before the server."""
+PROMPTS = [f"def f{number}(a, b):\n    return" for number in range(64)]
+GREEDY = {"prompt": PROMPTS[:4], "temperature": 0.0, "max_tokens": 24, "learn": False}
+HURRY = [sys.executable, "-c", "import hasty_server; hasty_server.main()", "serve", "--threads", "1"]
+
+
+@contextmanager
+def hasty(folder: Path, **changes: str) -> Iterator[tuple[psutil.Process, httpx.Client]]:
+    """Run a server in a session of its own, and a client of it."""
+    here = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}", **changes}
+    options = ("--learn", str(folder), "--kept-texts", "0")
+    with running(*options, command=HURRY, env=environment, start_new_session=True) as (process, address):
+        with httpx.Client(base_url=address, timeout=300) as client:
+            yield psutil.Process(process.pid), client
+
+
+def until(true: Callable[[], Any], seconds: float = 120.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.005)
+    return found
+
+
+def answer(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    given = client.post("/v1/completions", json=fields)
+    given.raise_for_status()
+    return given.json()
+
+
+def teach(client: httpx.Client, seed: int) -> None:
+    """Let all prompts be answered, so that there is something to learn from."""
+    answer(client, prompt=PROMPTS, temperature=1.0, seed=seed, max_tokens=24)
+
+
+def learner_of(server: psutil.Process, told: list[int]) -> psutil.Process | None:
+    """Return the learner's process: the one that holds the lock of who writes."""
+    for one in server.children(recursive=True):
+        try:
+            if any(file.path.endswith("writer.lock") for file in one.open_files()):
+                return one if one.pid not in told else None
+        except psutil.Error:
+            continue
+    return None
+
+
+@pytest.mark.soak
+def test_a_server_or_its_learner_that_is_killed_around_a_swap_leaves_the_last_whole_version(tmp_path: Path) -> None:
+    """Every text says which version drafted it, and greedy ones stay what they are."""
+    chance, folder, kills, halves, before = random.Random(1), VersionFolder(tmp_path), 0, 0, 0
+    text: list[str] = []
+
+    def check(client: httpx.Client) -> None:
+        own = answer(client, **GREEDY)
+        found = [one["text"] for one in own["choices"]]
+        assert found == (text or found), "greedy text is the target's"
+        text[:] = found
+
+    def kill(pid: int, whole: bool) -> None:
+        nonlocal kills, halves, before
+        until(lambda: [*tmp_path.rglob(f"{HALF}*")])
+        time.sleep(0.3 * chance.random())
+        (os.killpg if whole else os.kill)(pid, signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        kills, halves = kills + 1, halves + bool([*tmp_path.rglob(f"{HALF}*")])
+        own = folder.in_use()
+        assert own.look >= before, "what was used once is not lost"
+        before = own.look
+        for one in folder.versions():
+            folder.read(one)  # raises where it is not whole
+
+    while kills < KILLS:
+        with hasty(tmp_path, HASTY="all") as (server, client):
+            own = folder.in_use()
+            told = answer(client, **GREEDY)["polydraft"]["version"]
+            assert told.endswith(f".{own.look}") and (not own.version or told == f"{own.version}.{own.look}")
+            gone = list[int]()
+            for number in range(min(LIVES, KILLS - kills - 1) + 1):
+                one = until(lambda: learner_of(server, gone))
+                teach(client, kills)
+                check(client)
+                last = number == min(LIVES, KILLS - kills - 1) or kills + 1 == KILLS
+                kill(server.pid if last else one.pid, last)
+                gone.append(one.pid)
+                if last:
+                    break
+                check(client)
+    assert before > KILLS // 4 and halves > KILLS // 10, "kills come in the middle of a change"
+
+
+@pytest.mark.soak
+def test_a_client_of_500_noises_changes_no_text_and_slows_nobody(tmp_path: Path) -> None:
+    chance, tokenizer = random.Random(2), load_pair().tokenizer
+    words = [word for word in tokenizer.get_vocab() if word.isascii()]
+    noises = [" ".join(chance.choices(words, k=12)) for _ in range(500)]
+    folder, asked = VersionFolder(tmp_path), {"prompt": PROMPTS[:32], "temperature": 0.0, "max_tokens": 48, "learn": False}
+    with hasty(tmp_path) as (_, client):
+
+        def told() -> tuple[list[str], float]:
+            """Return greedy texts, and how many of their tokens came from a call."""
+            own = answer(client, **asked)
+            return [one["text"] for one in own["choices"]], own["metrics"]["speculative_decoding"]["tokens_per_call"]
+
+        before = told()
+        for seed in range(4):
+            teach(client, seed)
+        first = folder.in_use().look
+        for start in range(0, 500, 20):
+            answer(client, prompt=noises[start : start + 20], temperature=1.0, seed=start, max_tokens=24)
+        until(lambda: folder.in_use().look > first)
+        during = told()
+        for seed in range(4, 12):
+            teach(client, seed)
+        looks = folder.in_use().look
+        until(lambda: folder.in_use().look > looks + 1)
+        behind = told()
+    assert before[0] == during[0] == behind[0]
+    assert behind[1] >= 0.97 * before[1], (before[1], during[1], behind[1])
