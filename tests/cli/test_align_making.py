@@ -36,7 +36,7 @@ from polydraft.errors import InvalidParameter, ResultsError
 from polydraft.models import Pair
 from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import SamplingParams
-from polydraft.training.alignment.draft_forms import UNASKED
+from polydraft.training.alignment.draft_forms import GIVEN, UNASKED
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import Shards
 
@@ -673,3 +673,23 @@ def test_another_seed_is_refused_in_the_same_work_folder(here: Path, monkeypatch
     run_alignment("target", "draft", PROMPTS, plan(), clock=ticking())
     with pytest.raises(polydraft.PolydraftError, match="an alignment with another seed; name an empty folder"):
         run_alignment("target", "draft", PROMPTS, plan(seed=5), clock=ticking())
+
+
+@pytest.mark.slow
+def test_every_form_is_made_and_learns_where_there_is_time_for_all(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "TRIAL", 0.001)
+    monkeypatch.setattr(runs, "TRIED", 1e6)
+    monkeypatch.setattr(runs, "LEAST_STEPS", 1)
+    monkeypatch.setattr(runs, "MOST_STEPS", 2)
+    monkeypatch.setattr(runs, "MEASURED", 1e-6)
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "distilled", end)
+    count, asked = itertools.count(), plan(minutes=1.0, losses=())
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment("target", "draft", PROMPTS, asked, clock=lambda: 1e-3 * next(count))
+    trials = json.loads((here / "made-work" / "trials.json").read_text())
+    assert {one["form"] for one in trials} == {*GIVEN, *UNASKED}, "all are made for a target of two layers"
+    assert all(one["value"] > 0 for one in trials)
