@@ -107,10 +107,11 @@ test-browser: env
 		echo "axe-core could not be fetched: accessibility is not checked"
 	$(BIN)/python -m pytest -m browser tests/server_page
 
-# A server under mixed, slow and hostile clients, whose model's process is killed once: `make soak MINUTES=5`.
+# A server under mixed, slow and hostile clients, whose model's process is killed once, for so many minutes; and one
+# whose draft learns, which is killed fifty times and sent noise: `make soak MINUTES=5`.
 MINUTES := 30
 soak: env
-	POLYDRAFT_SOAK_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m soak tests/server/test_soak.py
+	POLYDRAFT_SOAK_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m soak tests/server
 
 # The documentation as a site, in build/site: pages gathered by docs/gather_pages.py, a reference from docstrings.
 site: env

@@ -55,6 +55,13 @@ def teach(client: httpx.Client, seed: int) -> None:
     answer(client, prompt=PROMPTS, temperature=1.0, seed=seed, max_tokens=24)
 
 
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def learner_of(server: psutil.Process, told: list[int]) -> psutil.Process | None:
     """Return the learner's process: the one that holds the lock of who writes."""
     for one in server.children(recursive=True):
@@ -83,7 +90,7 @@ def test_a_server_or_its_learner_that_is_killed_around_a_swap_leaves_the_last_wh
         until(lambda: [*tmp_path.rglob(f"{HALF}*")])
         time.sleep(0.3 * chance.random())
         (os.killpg if whole else os.kill)(pid, signal.SIGKILL)
-        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        until(lambda: is_gone(pid))
         kills, halves = kills + 1, halves + bool([*tmp_path.rglob(f"{HALF}*")])
         own = folder.in_use()
         assert own.look >= before, "what was used once is not lost"
