@@ -1,7 +1,7 @@
-"""A server whose learner is in a hurry: looks come within seconds, and each step of a change on disk is late by chance.
+"""A server whose learner is in a hurry: looks come within seconds, and each step of a change on disk comes late.
 
-`python -c "import hasty_server; hasty_server.main()" serve ...` takes what `polydraft serve` takes. With HASTY=all in the
-environment all new weights pass, so that versions change without an end.
+`python -c "import hasty_server; hasty_server.main()" serve ...` takes what `polydraft serve` takes. With HASTY=all in
+the environment all new weights pass, so that versions change without an end.
 """
 
 import os
@@ -41,9 +41,8 @@ def run_learner(settings: Any, pipe: Connection) -> None:
 
 def main() -> None:
     """Run the command."""
-    from polydraft_command import main as command
-
     from polydraft.server.front import learners
+    from polydraft_command import main as command
 
     learners.run_learner = run_learner
     command()

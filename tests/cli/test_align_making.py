@@ -284,8 +284,10 @@ def test_a_drafter_that_comes_with_a_target_is_not_tuned(here: Path) -> None:
         wanted_forms(plan(losses=()), pair, given=True)
 
 
-def arms_of(minutes: float, draft: str | None, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[tuple[str, str]]:
-    """Return what an alignment would try, and how many forms it looked at."""
+def arms_of(
+    minutes: float, draft: str | None, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> list[tuple[str, str]]:
+    """Return what an alignment would try."""
 
     def interrupt(_: Any, arms: list[Any]) -> None:
         tried.extend((form.word, loss) for form, loss in arms)
@@ -349,7 +351,7 @@ def test_what_cannot_pay_is_refused_with_its_reason_and_a_code_of_its_own(
     assert call("--prompts", "rows.jsonl", "--minutes", "0.2", "--json") == 3
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] is None and not Path("aligned").exists()
-    closest = f"No form of draft can pay on this machine. Of {len(told['costs'])} forms layers comes closest: a draft pass"
+    closest = f"No form of draft can pay on this machine. Of {len(told['costs'])} forms layers comes closest: a draft "
     assert told["verdict"]["reason"].startswith(closest) and "eagle-3" in told["costs"]
     assert all(one in UNASKED for one in told["costs"])
 

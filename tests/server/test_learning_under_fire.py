@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import psutil
 import pytest
 from serving import running
 
-from polydraft.models.checkpoints.weight_versions import HALF, VersionFolder
 from polydraft.models import load_pair
+from polydraft.models.checkpoints.weight_versions import HALF, VersionFolder
 
 KILLS, LIVES = 50, 3
 """How often somebody is killed, and how often the learner before the server."""
@@ -85,7 +86,7 @@ def test_a_server_or_its_learner_that_is_killed_around_a_swap_leaves_the_last_wh
         assert found == (text or found), "greedy text is the target's"
         text[:] = found
 
-    def kill(pid: int, whole: bool) -> None:
+    def kill(pid: int, *, whole: bool) -> None:
         nonlocal kills, halves, before
         until(lambda: [*tmp_path.rglob(f"{HALF}*")])
         time.sleep(0.3 * chance.random())
@@ -103,16 +104,16 @@ def test_a_server_or_its_learner_that_is_killed_around_a_swap_leaves_the_last_wh
             own = folder.in_use()
             told = answer(client, **GREEDY)["polydraft"]["version"]
             assert told.endswith(f".{own.look}") and (not own.version or told == f"{own.version}.{own.look}")
-            gone = list[int]()
-            for number in range(min(LIVES, KILLS - kills - 1) + 1):
-                one = until(lambda: learner_of(server, gone))
+            gone, lives = list[int](), min(LIVES, KILLS - kills - 1)
+            for number in range(lives + 1):
+                one = until(partial(learner_of, server, gone))
                 teach(client, kills)
                 check(client)
-                last = number == min(LIVES, KILLS - kills - 1) or kills + 1 == KILLS
-                kill(server.pid if last else one.pid, last)
-                gone.append(one.pid)
-                if last:
+                if number == lives:
+                    kill(server.pid, whole=True)
                     break
+                kill(one.pid, whole=False)
+                gone.append(one.pid)
                 check(client)
     assert before > KILLS // 4 and halves > KILLS // 10, "kills come in the middle of a change"
 
@@ -122,7 +123,7 @@ def test_a_client_of_500_noises_changes_no_text_and_slows_nobody(tmp_path: Path)
     chance, tokenizer = random.Random(2), load_pair().tokenizer
     words = [word for word in tokenizer.get_vocab() if word.isascii()]
     noises = [" ".join(chance.choices(words, k=12)) for _ in range(500)]
-    folder, asked = VersionFolder(tmp_path), {"prompt": PROMPTS[:32], "temperature": 0.0, "max_tokens": 48, "learn": False}
+    folder, asked = VersionFolder(tmp_path), {**GREEDY, "prompt": PROMPTS[:32], "max_tokens": 48}
     with hasty(tmp_path) as (_, client):
 
         def told() -> tuple[list[str], float]:

@@ -247,8 +247,8 @@ class AlignStages:
         made = self.work.read("writing") or self._writing([one.word for one in forms], len(reads), length)
         if plan.most_bytes < made["most_bytes"]:
             raise InvalidParameter(
-                f"--most-bytes {plan.most_bytes} is less than the {made['most_bytes']} that the text in {self.work.path} "
-                "was planned for; give as many, or name an empty folder."
+                f"--most-bytes {plan.most_bytes} is less than the {made['most_bytes']} that the text in "
+                f"{self.work.path} was planned for; give as many, or name an empty folder."
             )
         self.work.write("writing", made)
         if made["length"] < length:
