@@ -74,6 +74,8 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
         yield Trial(SMOLLM2, "jsd", seed=seed, start=FEW_LAYERS, longer=0)
         for loss in DIVERGENCES:
             yield Trial(SMOLLM2, loss, seed=seed, start=FEW_LAYERS)
+        for loss in ("jsd", "tvd"):  # with those above the best arms of `distillspec`
+            yield Trial(SMOLLM2, loss, "by-token", seed, start=FEW_LAYERS)
 
 
 def record() -> list[Line]:
