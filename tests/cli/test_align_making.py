@@ -323,6 +323,20 @@ def test_all_forms_that_can_pay_are_tried_as_far_as_there_is_time_the_given_draf
     assert ("small", "jsd") in every[len(UNASKED) - 2 :]  # other losses behind all forms
 
 
+def test_forms_with_more_weights_than_their_target_are_left_out_where_these_are_many(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
+    monkeypatch.setattr(stages, "LARGE", 1000)
+    said, most = list[str](), sum(one.numel() for one in polydraft.load("target").target.parameters())
+    found = run_alignment("target", None, PROMPTS, plan(losses=()), clock=ticking(), say=said.append)
+    left = {one.partition(":")[0] for one in said if one.endswith("million weights, more than the target.")}
+    sizes = json.loads((here / "made-work" / "sizes.json").read_text())
+    assert found.costs and left and not left & {*found.costs} and 1000 < max(sizes.values()) <= most
+    alone = run_alignment("target", None, PROMPTS, plan(losses=(), form=min(left), out=Path("one")), clock=ticking())
+    assert alone.costs and {*alone.costs} == {min(left)}, "what is named is looked at whatever its size"
+
+
 def test_what_there_was_no_time_to_look_at_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
     monkeypatch.setattr(stages, "HALF", 0.05)

@@ -4,7 +4,7 @@ Every stage has a share of the budget, and leaves what it found in the work fold
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +65,8 @@ PASSES, HALF, MEASURING = 200, 0.5, 120.0
 """Measuring a form takes about so many passes, and all forms not more than this share of the budget, and seconds."""
 TRIAL, FEWEST = 50.0, 3
 """So many seconds of the time for trials, or more, are there for each form and loss; so many are tried in any case."""
+LARGE = 100_000_000
+"""Of several forms those that have more weights than this, and than the target, are left out."""
 ROWS, PARTS, WATCHED = (4, 8, 16, 32, 64), 4, 8
 """How many texts are written at once, into how many parts the writing is cut at least, and so many of their tokens are
 written beforehand to see how long one takes."""
@@ -188,8 +190,11 @@ class AlignStages:
             return
         sizes: dict[str, int] = self.work.read(SIZES) or {}
         owned = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
-        weights = [one for part in owned if part is not None for one in part.parameters()]
-        self.work.write(SIZES, {**sizes, form.word: sum(one.numel() for one in weights)})
+        count = _weights(one for one in owned if one is not None)
+        if not alone and count > max(LARGE, _weights([self.model.model])):
+            self.say(f"{form.word}: it would have {count / 1e6:.0f} million weights, more than the target.")
+            return
+        self.work.write(SIZES, {**sizes, form.word: count})
         known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
         self.work.write("costs", known)
 
@@ -412,6 +417,11 @@ class AlignStages:
         (out / "README.md").write_text(card_of(facts, made.curve, verdict))
         (out / CURVE_PICTURE).write_text(curve_svg(made.curve))
         return replace(made, minutes=self.budget.used / 60)
+
+
+def _weights(networks: Iterable[torch.nn.Module]) -> int:
+    """Return how many weights there are in networks."""
+    return sum(one.numel() for network in networks for one in network.parameters())
 
 
 def usual_arm(name: str, model: Any, draft: Any, filters: Mapping[str, float]) -> Arm:
