@@ -640,6 +640,27 @@ def test_a_trial_that_was_killed_goes_on_from_its_last_checkpoint(here: Path, mo
     assert json.loads((here / "made-work" / "trials.json").read_text())[0]["point"]["step"] == taken[-1] >= steps // 2
 
 
+def test_a_form_of_whose_steps_too_few_fit_is_left_out_and_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step_of(*given: Any) -> float:
+        asked.append(given[2:])
+        return 1e6 if len(asked) == 2 else 0.01
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    asked, said = list[Any](), list[str]()
+    monkeypatch.setattr(runs, "_step_of", step_of)
+    monkeypatch.setattr(runs, "MOST_STEPS", 8)
+    monkeypatch.setattr(stages, "distilled", end)
+    given = plan(losses=("jsd", "lk-alpha", "tvd"), form="layers")
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment("target", None, PROMPTS, given, clock=ticking(), say=said.append)
+    trials = json.loads((here / "made-work" / "trials.json").read_text())
+    assert [one["loss"] for one in trials if "point" in one] in (["jsd", "tvd"], ["jsd"])
+    assert trials[1]["value"] == 0 and asked[0] == (math.inf,) > asked[1]
+    assert any("There was no time to try layers by lk-alpha" in one for one in said)
+
+
 def test_what_trials_learnt_from_and_which_won_stay_with_more_minutes(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

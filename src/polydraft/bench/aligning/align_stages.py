@@ -22,6 +22,7 @@ from polydraft.bench.aligning.distilling import (
     distilled,
     measurable,
     tried,
+    untried,
 )
 from polydraft.bench.aligning.draft_card import CURVE_PICTURE, CurvePoint, best_of, card_of, curve_svg
 from polydraft.bench.aligning.form_costs import PAYS, FormCost, cost_of, none_pays
@@ -136,6 +137,8 @@ class AlignStages:
             self.say(f"A cut vocabulary has {self._kept(text):.1%} of the target's held-out text; no more is accepted.")
         distilling = measurable(distilling, arms)
         trial = tried(distilling, arms)
+        if left := untried(self.work, arms):
+            self.say(f"There was no time to try {', '.join(left)}.")
         self._tell(4, f"{trial['form']} goes on with the loss {trial['loss']}")
         curve = distilled(distilling, draft_form(trial["form"]), trial)
         self._tell(5, "judging by the clock")

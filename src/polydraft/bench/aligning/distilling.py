@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ TEXTS = 8
 LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
 """The bounds of a run's steps, how often it is measured, and after how many measurements without a rise it ends."""
 ENOUGH, SAVED = 8, 4
-"""A trial has at least so many steps, for which later ones are left out, and leaves so many checkpoints."""
+"""A trial has so many steps, for which later ones are left out if need be, and leaves so many checkpoints."""
 BESIDES, SLOWER = 1.2, 1.2
 """What a step takes more than its two passes, and what a trial may take more than was foreseen."""
 MEASURED = 0.12
@@ -128,83 +128,94 @@ class Distilling:
             )
 
 
-def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch.device) -> float:
-    """Return about how long a step takes: the second of two, since the first one makes what is kept."""
+def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch.device, most: float = inf) -> float:
+    """Return about how long a step takes, behind one of a single text, which makes what is kept.
+
+    Args:
+        most: where a step seems to take longer than this, by the one text, that is returned.
+    """
     rows = [texts[place % len(texts)] for place in range(TEXTS)]
     batch: dict[str, Tensor] = {name: torch.stack([one[name] for one in rows]).to(device) for name in rows[0]}
     draft.training.to(device).train()
-    began, parts = 0.0, draft.training.parts(TEXTS)
-    for _ in range(2):
-        began = budget.used
+
+    def taken(count: int) -> float:
+        began, parts = budget.used, draft.training.parts(count)
         for first in range(parts):
-            draft.training(**{name: one[first::parts] for name, one in batch.items()})["loss"].backward()
+            draft.training(**{name: one[first:count:parts] for name, one in batch.items()})["loss"].backward()
+        return max(1e-4, BESIDES * (budget.used - began))
+
+    guessed = TEXTS * taken(1)
+    found = guessed if guessed > most else taken(TEXTS)
     draft.training.zero_grad()
-    return max(1e-4, BESIDES * (budget.used - began))
+    return found
 
 
 def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapping[str, Any]:
-    """Try every form with its loss for a part of the time, those behind the last that fits left out, and return what
-    the best of them was.
+    """Try every form with its loss for a part of the time, and return what the best of them was.
 
-    Its weights are kept, to go on from. Forms are compared by what their tokens per call are worth here.
+    Its weights are kept, to go on from. Forms are compared by what their tokens per call are worth here. Behind the
+    first one those are left out of whose steps too few fit, and all when the time is over.
     """
     work, budget = distilling.work, distilling.budget
     trials: list[dict[str, Any]] = work.read(TRIALS) or []
     for number, (form, loss) in enumerate(arms):
         if number < len(trials):
             continue
-        if trials and work.read(RUN) is not None:
-            break  # the best of them has gone on
-        if trials and budget.left(TRIED) <= trials[-1]["least"]:
-            break
-        began = budget.used
         measuring = trials[-1]["measuring"] if trials else work.read(HELD)["seconds"]
+        if trials and (work.read(RUN) is not None or budget.left(TRIED) <= measuring):
+            break  # the best of them has gone on, or the time is over
         if form.is_model and draft_loss(loss).share < 1 and not distilling.reference(form).is_file():
             seconds = (budget.left(TRIED) / (len(arms) - number) - measuring) / 2
             other = distilling.new(form, "fkl")
-            _briefly(distilling, other, form, "reference", seconds, seconds)
+            each = _step_of(distilling, other)
+            _briefly(distilling, other, form, "reference", each, seconds)
             write_weights(other.training, distilling.reference(form))
         draft = distilling.new(form, loss)
         if form.tunes and not number:
             _keep_start(distilling, draft, form)
-        seconds = budget.left(TRIED) / (len(arms) - number) - measuring
         most = budget.left(TRIED) - measuring
-        each, taken, ran = _briefly(distilling, draft, form, f"trial-{number}", seconds, most)
-        since = budget.used
-        point = distilling.point(draft, taken)
-        measuring = budget.used - since
-        value = distilling.costs[form.word].value(point.score) if isfinite(point.score) else 0.0
-        if all(value > one["value"] for one in trials):
-            write_weights(draft.training, work.path / BEGUN)
-        told = {"step": each, "measuring": measuring, "least": budget.used - began - ran + ENOUGH * each}
-        trials.append({"form": form.word, "loss": loss, "value": value, **told, "point": point.as_dict()})
+        each = _step_of(distilling, draft, most / ENOUGH if trials else inf)
+        told: dict[str, Any] = {"form": form.word, "loss": loss, "value": 0.0, "step": each, "measuring": measuring}
+        if not trials or ENOUGH * each <= most:
+            seconds = budget.left(TRIED) / (len(arms) - number) - measuring
+            taken = _briefly(distilling, draft, form, f"trial-{number}", each, max(seconds, min(most, ENOUGH * each)))
+            since = budget.used
+            point = distilling.point(draft, taken)
+            value = distilling.costs[form.word].value(point.score) if isfinite(point.score) else 0.0
+            if all(value > one["value"] for one in trials):
+                write_weights(draft.training, work.path / BEGUN)
+            told |= {"measuring": budget.used - since, "value": value, "point": point.as_dict()}
+        trials.append(told)
         work.write(TRIALS, trials)
         work.write(SPENT, budget.used)
     return max(trials, key=lambda one: one["value"])
 
 
-def _briefly(
-    distilling: Distilling, draft: NewHead, form: DraftForm, name: str, seconds: float, most: float
-) -> tuple[float, int, float]:
-    """Let a draft learn for about so long, or for as long as `ENOUGH` steps take, if that is no more than the most.
+def untried(work: WorkFolder, arms: Sequence[tuple[DraftForm, str]]) -> list[str]:
+    """Return which forms, with which losses, there was no time to try."""
+    known = {(one["form"], one["loss"]) for one in work.read(TRIALS) if "point" in one}
+    return [f"{form.word} by {loss}" for form, loss in arms if (form.word, loss) not in known]
 
-    Returns:
-        how long a step takes, how many there were, and their time.
+
+def _step_of(distilling: Distilling, draft: NewHead, most: float = inf) -> float:
+    return seconds_of_step(draft, distilling.learnt(draft), distilling.budget, distilling.target.device, most)
+
+
+def _briefly(distilling: Distilling, draft: NewHead, form: DraftForm, name: str, each: float, seconds: float) -> int:
+    """Let a draft learn for about so long by steps that take so long each; return how many there were.
 
     Raises:
         KeyboardInterrupt: it was interrupted; the same run goes on later.
     """
     budget, folder = distilling.budget, distilling.work.path / name
-    each = seconds_of_step(draft, distilling.learnt(draft), budget, distilling.target.device)
-    seconds = max(seconds, min(most, ENOUGH * each))
     planned: dict[str, int] = distilling.work.read(PLANNED) or {}
     steps = planned.get(name) or max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
     distilling.work.write(PLANNED, {**planned, name: steps})
-    last, began = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget), budget.used
+    last = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget)
     recipe = _recipe(form, steps + 1, distilling.seed, max(1, steps // SAVED))
     distilling.run(draft, recipe, folder, last, f"{name} of {form.word}")
     shutil.rmtree(folder, ignore_errors=True)
-    return each, last.taken[-1] if last.taken else steps, budget.used - began
+    return last.taken[-1] if last.taken else steps
 
 
 def measurable(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Distilling:
