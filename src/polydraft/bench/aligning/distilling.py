@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from polydraft.training.alignment.held_out import ROWS, HeldOutTexts, score, tok
 from polydraft.training.alignment.held_out import TEXTS as HELD_TEXTS
 from polydraft.training.alignment.model_weights import read_weights, write_weights
 from polydraft.training.heads.loop import HeadRecipe, run_steps
-from polydraft.training.heads.losses.row_losses import TargetEnds
+from polydraft.training.heads.losses.row_losses import HeadTraining, TargetEnds
 from polydraft.training.heads.new_heads import NewHead
 from polydraft.training.heads.shards import Shards, WrittenShards, most_written
 
@@ -29,8 +29,8 @@ TRIED = 0.42
 """The share of the budget that is spent when trials end."""
 JUDGED, MOST_JUDGED = 0.24, 600.0
 """The share of the budget that is left to judge by, and how many seconds of it suffice."""
-TEXTS = 8
-"""Texts of a step."""
+TEXTS, FEW_TEXTS, LARGE_VOCABULARY = 8, 2, 2**14
+"""Texts of a step, and of one of a head that holds all rows of it at once, each of more tokens than the third."""
 LEAST_STEPS, MOST_STEPS, MEASUREMENTS, PATIENCE = 4, 100_000, 10, 3
 """The bounds of a run's steps, how often it is measured, and after how many measurements without a rise it ends."""
 ENOUGH, SAVED = 8, 4
@@ -134,7 +134,8 @@ def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch
     Args:
         most: where a step seems to take longer than this, by the one text, that is returned.
     """
-    rows = [texts[place % len(texts)] for place in range(TEXTS)]
+    every = texts_of_step(draft)
+    rows = [texts[place % len(texts)] for place in range(every)]
     batch: dict[str, Tensor] = {name: torch.stack([one[name] for one in rows]).to(device) for name in rows[0]}
     draft.training.to(device).train()
 
@@ -144,10 +145,17 @@ def seconds_of_step(draft: NewHead, texts: Shards, budget: Budget, device: torch
             draft.training(**{name: one[first:count:parts] for name, one in batch.items()})["loss"].backward()
         return max(1e-4, BESIDES * (budget.used - began))
 
-    guessed = TEXTS * taken(1)
-    found = guessed if guessed > most else taken(TEXTS)
+    guessed = every * taken(1)
+    found = guessed if guessed > most else taken(every)
     draft.training.zero_grad()
     return found
+
+
+def texts_of_step(draft: NewHead) -> int:
+    """Return how many texts a step has, so that its rows take a bounded room."""
+    training = cast(HeadTraining, draft.training)
+    bounded = training.sparing or bool(training.held) or len(training.target[0].rows) <= LARGE_VOCABULARY
+    return TEXTS if bounded else FEW_TEXTS
 
 
 def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapping[str, Any]:
@@ -212,7 +220,7 @@ def _briefly(distilling: Distilling, draft: NewHead, form: DraftForm, name: str,
     steps = planned.get(name) or max(LEAST_STEPS, min(MOST_STEPS, int(seconds / each)))
     distilling.work.write(PLANNED, {**planned, name: steps})
     last = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget)
-    recipe = _recipe(form, steps + 1, distilling.seed, max(1, steps // SAVED))
+    recipe = _recipe(form, draft, steps + 1, distilling.seed, max(1, steps // SAVED))
     distilling.run(draft, recipe, folder, last, f"{name} of {form.word}")
     shutil.rmtree(folder, ignore_errors=True)
     return last.taken[-1] if last.taken else steps
@@ -260,10 +268,10 @@ def _keep_start(distilling: Distilling, draft: NewHead, form: DraftForm) -> None
         distilling.work.write(CURVE, [point.as_dict()])
 
 
-def _recipe(form: DraftForm, steps: int, seed: int, every: int) -> HeadRecipe:
+def _recipe(form: DraftForm, draft: NewHead, steps: int, seed: int, every: int) -> HeadRecipe:
     return HeadRecipe(
         steps=steps,
-        texts=TEXTS,
+        texts=texts_of_step(draft),
         matrix_rate=form.rate,
         other_rate=form.rate / 2,
         warmup=0.05,
@@ -311,9 +319,8 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
         return over or stale([one.score for one in curve if one.step > begun])
 
     if measuring.fits():
-        distilling.run(
-            draft, _recipe(form, steps + 1, distilling.seed + 1, every), work.path / "main", after, form.word
-        )
+        recipe = _recipe(form, draft, steps + 1, distilling.seed + 1, every)
+        distilling.run(draft, recipe, work.path / "main", after, form.word)
     work.write(RUN, {**plan, "over": True})
     return curve
 

@@ -65,6 +65,7 @@ class DraftTraining(HeadTraining):
     """
 
     heated = True
+    sparing = True
     follows = True
 
     def __init__(

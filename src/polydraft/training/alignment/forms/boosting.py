@@ -70,6 +70,7 @@ class BoostTraining(HeadTraining):
     """
 
     heated = True
+    sparing = True
 
     def __init__(self, members: Sequence[DraftTraining], span: int = 1) -> None:
         super().__init__(*members[0].target)

@@ -255,12 +255,15 @@ class Learner(nn.Module):
     Attributes:
         shortest: how many tokens its texts have at least.
         heated: whether shards are to tell the temperature of each text.
-        held: how many numbers the rows of a text are, where all rows of a step are held for the gradient.
+        held: how many numbers the rows of a text are, where all rows of a step are held for the gradient and its texts
+            may be taken in parts.
+        sparing: whether few rows are held at a time, however many texts a step has.
     """
 
     shortest: int = 2
     heated: bool = False
     held: int = 0
+    sparing: bool = False
 
     def parts(self, texts: int) -> int:
         """Return in how many equal parts a step takes its texts, so that few rows are held at a time."""
