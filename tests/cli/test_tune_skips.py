@@ -104,6 +104,19 @@ def test_gp_proposes_sets_too(call: Call, monkeypatch: pytest.MonkeyPatch, capsy
     assert [one.params for one in own][-len(by_model) :] == by_model and all(one.value > 0 for one in own)
 
 
+def test_a_proposed_set_of_all_sub_layers_is_not_timed(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing would be left that drafts, however fast that is predicted to be."""
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lambda *_: True)
+    monkeypatch.setattr(skip_search.SkipCosts, "speed", lambda _, own, __: (float(len(own)), 1))
+    assert call("--trials", "1", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    study = optuna.load_study(study_name=skip_search.STUDY, storage="sqlite:///s.db")
+    assert any(all(one.params.values()) for one in study.trials), "it was proposed"
+    assert all(len(one["skipped"]) < len(found["singles"]) for one in found["best"])
+
+
 def test_the_answer_is_no_slower_than_greedy_additions(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

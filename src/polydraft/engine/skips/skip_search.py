@@ -170,7 +170,8 @@ def tune_skips(
     task = _SkipSearch(model, parts, held, costs, known, settings, on_progress)
     singles, greedy = task.by_hand()
     task.sampled()
-    best = sorted(task.seen, key=lambda own: -costs.speed(own, task.seen[own])[0])[:CHECKED]
+    drafting = [own for own in task.seen if len(own) < len(parts)]  # without all of them nothing is left that drafts
+    best = sorted(drafting, key=lambda own: -costs.speed(own, task.seen[own])[0])[:CHECKED]
     timed = task.timed(dict.fromkeys((*best, greedy)), target, prompts)
     order = sorted(timed, key=lambda own: -(timed[own].measured or 0.0))
     sets = skip_sets(layer_set((parts[number] for number in order[0]), model.layers))
