@@ -138,7 +138,7 @@ class AlignStages:
         distilling = measurable(distilling, arms)
         trial = tried(distilling, arms)
         if left := untried(self.work, arms):
-            self.say(f"There was no time to try {', '.join(left)}.")
+            self.say(f"Not tried, for lack of time or since this target cannot have it: {', '.join(left)}.")
         self._tell(4, f"{trial['form']} goes on with the loss {trial['loss']}")
         curve = distilled(distilling, draft_form(trial["form"]), trial)
         self._tell(5, "judging by the clock")
@@ -158,16 +158,16 @@ class AlignStages:
         """
         known: dict[str, Any] = self.work.read("costs") or {}
         begun: list[tuple[str, str]] | None = self.work.read(ARMS_TRIED)
+        self._check_minutes(length, known=bool(known))
         if begun is None:
-            if not known:
-                self._check_minutes(length)
-            for number, form in enumerate(forms):
+            began, left = self.budget.used, [form for form in forms if form.word not in known]
+            for number, form in enumerate(left):
                 if len(self._arms(forms, known, first=True)) >= self._most_arms():
                     break
-                if known and self.budget.used > min(MEASURING, HALF * self.budget.seconds):
-                    self.say(f"There is no time to look at {', '.join(one.word for one in forms[number:])}.")
+                if known and self.budget.used - began > min(MEASURING, HALF * self.budget.seconds):
+                    self.say(f"There is no time to look at {', '.join(one.word for one in left[number:])}.")
                     break
-                self._measure(form, known, alone=len(forms) == 1)
+                self._measure(form, known, length, alone=len(forms) == 1)
             arms = self._arms(forms, known)
             begun = [(form.word, loss) for form, loss in arms]
             self.work.write(ARMS_TRIED, begun or None)
@@ -180,10 +180,8 @@ class AlignStages:
         """Return how many forms and losses are tried at most where the user named none."""
         return max(FEWEST, int((TRIED - WRITTEN) * self.budget.seconds / TRIAL))
 
-    def _measure(self, form: DraftForm, known: dict[str, Any], *, alone: bool) -> None:
+    def _measure(self, form: DraftForm, known: dict[str, Any], length: int, *, alone: bool) -> None:
         """Add to what is known what a form costs; where it is one of several that a target cannot have, nothing."""
-        if form.word in known:
-            return
         try:
             drafter = self._untrained(form)
         except PolydraftError as error:
@@ -196,6 +194,10 @@ class AlignStages:
         count = _weights(one for one in owned if one is not None)
         if not alone and count > max(LARGE, _weights([self.model.model])):
             self.say(f"{form.word}: it would have {count / 1e6:.0f} million weights, more than the target.")
+            return
+        least = 2 * ROWS[0] * self._bytes_of_row(len(form.reads(self.model.layers)), length)
+        if known and (CHECKPOINTS + KEPT) * count + least > self.plan.most_bytes:
+            self.say(f"{form.word}: its checkpoints would take more than --most-bytes {self.plan.most_bytes}.")
             return
         self.work.write(SIZES, {**sizes, form.word: count})
         known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
@@ -213,12 +215,12 @@ class AlignStages:
         models = [cast(Any, module_of(one)) for one in owned_models(made.drafter)]  # by the passes that are served
         return BoostedDrafter(models) if len(models) > 1 else drafter_of(models[0])
 
-    def _check_minutes(self, length: int) -> None:
+    def _check_minutes(self, length: int, *, known: bool) -> None:
         """Raise `InvalidParameter` where measuring takes most of the time, or the least of all stages all of it."""
         alone, least = self._seconds(1), 0.0
         if self.work.read("writing") is None:
             least = 2 * self._lengths(length)[-1] * self._seconds(ROWS[0]) + self._judging(alone, FEWEST_TOKENS, 1)
-        needed = PASSES * alone
+        needed = 0.0 if known else PASSES * alone
         asked = max(needed / HALF, needed + least)
         if asked > self.budget.seconds:
             raise InvalidParameter(
@@ -253,7 +255,7 @@ class AlignStages:
         heats = (heats[0], *heats) if len(heats) > 1 else heats
         reads: tuple[Layer, ...] = max((form.reads(model.layers) for form in forms), key=len)
         made = self.work.read("writing") or self._writing([one.word for one in forms], len(reads), length)
-        if plan.most_bytes < made["most_bytes"]:
+        if plan.most_bytes < made.get("most_bytes", 0):
             raise InvalidParameter(
                 f"--most-bytes {plan.most_bytes} is less than the {made['most_bytes']} that the text in "
                 f"{self.work.path} was planned for; give as many, or name an empty folder."
@@ -281,7 +283,7 @@ class AlignStages:
     def _writing(self, forms: Sequence[str], reads: int, length: int) -> dict[str, int]:
         """Return how many texts are written at once, and how many tokens in all, of that length."""
         plan, seconds = self.plan, self.budget.left(WRITTEN)
-        bytes_of_row = length * (2 * (reads + 1) * self.model.width + BYTES_OF_NUMBERS)
+        bytes_of_row = self._bytes_of_row(reads, length)
         room = self._room(forms, 2 * ROWS[0] * bytes_of_row)
         rows, one = ROWS[0], self._seconds(ROWS[0])
         allowed = self._lengths(length)
@@ -297,6 +299,10 @@ class AlignStages:
             rows = min(rows, plan.texts * self.parts.learnt)
             shards = max(1, min(shards, plan.texts * self.parts.learnt // rows))
         return {"rows": rows, "tokens": shards * rows * length, "length": length, "most_bytes": plan.most_bytes}
+
+    def _bytes_of_row(self, reads: int, length: int) -> int:
+        """Return how many bytes a text takes with the states of so many layers beside the last."""
+        return length * (2 * (reads + 1) * self.model.width + BYTES_OF_NUMBERS)
 
     def _lengths(self, longest: int) -> list[int]:
         """Return how long texts may be that leave room behind every prompt, the longest first."""
@@ -400,11 +406,11 @@ class AlignStages:
         """Write the folder of the best draft, with its card and its curve."""
         folder, out = best_folder(self.work), self.plan.out
         assert folder is not None
-        writing = self.work.read("writing")
+        writing, begins = self.work.read("writing"), draft_form(made.form).begins
         tokens = len(text.learnt) * writing["rows"] * writing["length"]
         facts = {
             "target": self.names[0],
-            "form": made.form if self.names[1] is None else f"{made.form}, begun with {self.names[1]}",
+            "form": f"{made.form}, begun with {self.names[1]}" if begins and self.names[1] else made.form,
             "loss": made.loss,
             **({"tokens": f"{self._kept(text):.1%} of the target's text"} if draft_form(made.form).cuts else {}),
             "text": f"{tokens} tokens that the target wrote behind {self.parts.learnt} prompts",

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 from polydraft.bench.aligning.draft_card import CURVE_PICTURE, CurvePoint, best_of, curve_svg, curve_table
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.aligning.work_folder import SPENT, Budget, Pace, WorkFolder
+from polydraft.errors import PolydraftError
 from polydraft.models import HuggingFaceModel
 from polydraft.training.alignment.draft_forms import DraftForm, Material, kept_tokens, seeded
 from polydraft.training.alignment.draft_losses import draft_loss
@@ -40,7 +41,7 @@ BESIDES, SLOWER = 1.2, 1.2
 MEASURED = 0.12
 """The share of the budget that measurements on held-out text may take."""
 CURVE, TRIALS, PLANNED, RUN, HELD, BEST = "curve", "trials", "planned", "run", "held", "best"
-BEGUN = "begun.safetensors"
+BEGUN = "begun-{}.safetensors"
 Noting = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 
@@ -166,42 +167,77 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
     """
     work, budget = distilling.work, distilling.budget
     trials: list[dict[str, Any]] = work.read(TRIALS) or []
+    failed: PolydraftError | None = None
     for number, (form, loss) in enumerate(arms):
-        if number < len(trials):
+        folder = work.path / f"trial-{number}"
+        if (form.word, loss) in {(one["form"], one["loss"]) for one in trials}:
+            _drop(folder)
             continue
         measuring = trials[-1]["measuring"] if trials else work.read(HELD)["seconds"]
         if trials and (work.read(RUN) is not None or budget.left(TRIED) <= measuring):
             break  # the best of them has gone on, or the time is over
-        if form.is_model and draft_loss(loss).share < 1 and not distilling.reference(form).is_file():
-            seconds = (budget.left(TRIED) / (len(arms) - number) - measuring) / 2
-            other = distilling.new(form, "fkl")
-            each = _step_of(distilling, other)
-            _briefly(distilling, other, form, "reference", each, seconds)
-            write_weights(other.training, distilling.reference(form))
-        draft = distilling.new(form, loss)
-        if form.tunes and not number:
-            _keep_start(distilling, draft, form)
-        most = budget.left(TRIED) - measuring
-        each = _step_of(distilling, draft, most / ENOUGH if trials else inf)
-        told: dict[str, Any] = {"form": form.word, "loss": loss, "value": 0.0, "step": each, "measuring": measuring}
-        if not trials or ENOUGH * each <= most:
-            seconds = budget.left(TRIED) / (len(arms) - number) - measuring
-            taken = _briefly(distilling, draft, form, f"trial-{number}", each, max(seconds, min(most, ENOUGH * each)))
-            since = budget.used
-            point = distilling.point(draft, taken)
-            value = distilling.costs[form.word].value(point.score) if isfinite(point.score) else 0.0
-            if all(value > one["value"] for one in trials):
-                write_weights(draft.training, work.path / BEGUN)
-            told |= {"measuring": budget.used - since, "value": value, "point": point.as_dict()}
-        trials.append(told)
-        work.write(TRIALS, trials)
-        work.write(SPENT, budget.used)
-    return max(trials, key=lambda one: one["value"])
+        try:
+            found = _trial(distilling, arms, number, measuring, first=not trials)
+        except PolydraftError as error:
+            if len(arms) == 1:
+                raise
+            failed = error  # of several forms those count that this target can have
+            continue
+        if found is not None:
+            trials.append(found)
+            work.write(TRIALS, trials)
+            work.write(SPENT, budget.used)
+        _drop(folder)
+    if failed is not None and not trials:
+        raise failed
+    best = max(trials, key=lambda one: one["value"])
+    for one in work.path.glob(BEGUN.format("*")):
+        if one.name != best["weights"]:
+            one.unlink()
+    return best
+
+
+def _trial(
+    distilling: Distilling, arms: Sequence[tuple[DraftForm, str]], number: int, measuring: float, *, first: bool
+) -> dict[str, Any] | None:
+    """Try a form with its loss, and return what became of it; None where too few of its steps fit."""
+    work, budget, (form, loss) = distilling.work, distilling.budget, arms[number]
+    if form.is_model and draft_loss(loss).share < 1 and not distilling.reference(form).is_file():
+        seconds = (budget.left(TRIED) / (len(arms) - number) - measuring) / 2
+        other, name = distilling.new(form, "fkl"), f"reference-{number}"
+        _briefly(distilling, other, form, name, _step_of(distilling, other), seconds)
+        write_weights(other.training, distilling.reference(form))
+        _drop(work.path / name)
+    draft = distilling.new(form, loss)
+    if form.tunes and not number:
+        _keep_start(distilling, draft, form)
+    most = budget.left(TRIED) - measuring
+    each = _step_of(distilling, draft, inf if first else most / ENOUGH)
+    if not first and ENOUGH * each > most:
+        return None
+    seconds = budget.left(TRIED) / (len(arms) - number) - measuring
+    taken = _briefly(distilling, draft, form, f"trial-{number}", each, max(seconds, min(most, ENOUGH * each)))
+    since = budget.used
+    point = distilling.point(draft, taken)
+    value = distilling.costs[form.word].value(point.score) if isfinite(point.score) else 0.0
+    weights = BEGUN.format(number)
+    write_weights(draft.training, work.path / weights)
+    told = {"value": value, "step": each, "measuring": budget.used - since, "weights": weights}
+    return {"form": form.word, "loss": loss, **told, "point": point.as_dict()}
+
+
+def _drop(folder: Path) -> None:
+    """Delete a run that has ended; one that is half deleted has another name, so that nobody goes on from it."""
+    gone = folder.with_name(f"{folder.name}-over")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.is_dir():
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def untried(work: WorkFolder, arms: Sequence[tuple[DraftForm, str]]) -> list[str]:
     """Return which forms, with which losses, there was no time to try."""
-    known = {(one["form"], one["loss"]) for one in work.read(TRIALS) if "point" in one}
+    known = {(one["form"], one["loss"]) for one in work.read(TRIALS)}
     return [f"{form.word} by {loss}" for form, loss in arms if (form.word, loss) not in known]
 
 
@@ -222,7 +258,6 @@ def _briefly(distilling: Distilling, draft: NewHead, form: DraftForm, name: str,
     last = _Last(steps, budget.used + SLOWER * max(0.0, seconds), budget)
     recipe = _recipe(form, draft, steps + 1, distilling.seed, max(1, steps // SAVED))
     distilling.run(draft, recipe, folder, last, f"{name} of {form.word}")
-    shutil.rmtree(folder, ignore_errors=True)
     return last.taken[-1] if last.taken else steps
 
 
@@ -235,7 +270,7 @@ def measurable(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) ->
     known = work.read(HELD)
     if known is None:
         budget, few = distilling.budget, whole.first(ROWS)
-        draft = distilling.new(*next((arm for arm in arms if not arm[0].is_model), arms[-1]))
+        draft = _slowest(distilling, arms)
         began = budget.used
         few.worth(draft)
         seconds = budget.used - began
@@ -244,6 +279,15 @@ def measurable(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) ->
         known = {"texts": texts, "seconds": seconds * texts / ROWS}
         work.write(HELD, known)
     return replace(distilling, held_out=whole.first(known["texts"]))
+
+
+def _slowest(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> NewHead:
+    """Return a draft of a form that is measured slowly: a head if there is one that this target can have."""
+    *others, last = sorted(arms, key=lambda arm: arm[0].is_model)
+    for form, loss in others:
+        with suppress(PolydraftError):
+            return distilling.new(form, loss)
+    return distilling.new(*last)
 
 
 @dataclass(frozen=True)
@@ -298,7 +342,7 @@ def distilled(distilling: Distilling, form: DraftForm, trial: Mapping[str, Any])
     if not form.tunes:  # a draft of another speed is not to be compared with the given one by its tokens
         curve = [one for one in curve if one.step]
     draft = distilling.new(form, trial["loss"])
-    read_weights(draft.training, work.path / BEGUN)
+    read_weights(draft.training, work.path / trial["weights"])
     if all(one.step != begun for one in curve):
         _add(distilling, draft, form, curve, CurvePoint(**trial["point"]))
     plan = work.read(RUN)

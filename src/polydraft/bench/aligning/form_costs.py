@@ -74,9 +74,11 @@ class FormCost:
 
 
 def none_pays(costs: Mapping[str, FormCost]) -> str:
-    """Say that no form of draft can pay, and which comes closest."""
+    """Say that no form of draft can pay, and which of those that were looked at comes closest."""
+    if not costs:
+        return "This target can have no form of draft that learns so."
     word, cost = min(costs.items(), key=lambda one: -one[1].speed(1.0))
-    told = f"Of {len(costs)} forms {word} comes closest" if len(costs) > 1 else word
+    told = f"Of {len(costs)} forms that were looked at {word} comes closest" if len(costs) > 1 else word
     return f"No form of draft can pay on this machine. {told}: {cost.in_words()}."
 
 

@@ -84,7 +84,8 @@ class DraftForm:
         allowed: the words of all losses that it can learn by.
         is_model: whether it is a draft model, or several, else a head.
         reads_layers: whether it reads outputs of the target's layers, not its last states alone.
-        tunes: whether it begins as the given draft.
+        tunes: whether it is the given draft, which learns on.
+        begins: whether it begins with the weights of the given draft, if there is one.
         folder: the form of its folder, as of `NewHead.write`.
     """
 
@@ -96,6 +97,7 @@ class DraftForm:
     is_model: bool = True
     reads_layers: bool = False
     tunes: bool = False
+    begins: bool = False
     folder: str = OFFICIAL
 
     @property
@@ -260,13 +262,14 @@ def kept_layers(influence: Float[Tensor, " l"], keep: int) -> list[int]:
 _model_form = partial(DraftForm, allowed=(*DRAFT_LOSSES,))
 _boost_form = partial(
     DraftForm,
+    begins=True,
     rate=1e-3,
     losses=("fkl",),
     allowed=tuple(word for word, loss in DRAFT_LOSSES.items() if loss.paths is None and loss.share == 1),
 )
 FORMS: Mapping[str, DraftForm] = {
-    TUNED: _model_form(TUNED, _tuned, 1e-3, ("jsd", "lk-alpha", "calls"), tunes=True),
-    LORA: _model_form(LORA, _corrected, 4e-3, ("jsd", "lk-alpha", "calls"), tunes=True),
+    TUNED: _model_form(TUNED, _tuned, 1e-3, ("jsd", "lk-alpha", "calls"), tunes=True, begins=True),
+    LORA: _model_form(LORA, _corrected, 4e-3, ("jsd", "lk-alpha", "calls"), tunes=True, begins=True),
     LAYERS: _model_form(LAYERS, _fewer_layers, 2e-3, ("fkl+lk-alpha", "jsd")),
     WIDTH: _model_form(WIDTH, _narrower, 2e-3, ("fkl+lk-alpha", "jsd")),
     SMALL: _model_form(SMALL, _small, 4e-3, ("fkl+lk-alpha", "jsd")),
@@ -275,6 +278,7 @@ FORMS: Mapping[str, DraftForm] = {
             *(kind, partial(_head, kind), 4e-3, maker.losses[:1], maker.losses),
             is_model=False,
             reads_layers=maker.reads_layers,
+            begins=maker.is_model,
             folder=usual_form(kind, None),
         )
         for kind, maker in MAKERS.items()
