@@ -90,11 +90,12 @@ def test_a_server_or_its_learner_that_is_killed_around_a_swap_leaves_the_last_wh
         nonlocal kills, halves, before
         if kills % 2:  # behind a swap that came to its end, else in the middle of the first
             until(lambda: folder.in_use().look > before)
-        until(lambda: [*tmp_path.rglob(f"{HALF}*")])
+        left = {*tmp_path.rglob(f"{HALF}*")}  # by whom was killed before
+        until(lambda: {*tmp_path.rglob(f"{HALF}*")} - left)
         time.sleep(0.3 * chance.random())
         (os.killpg if whole else os.kill)(pid, signal.SIGKILL)
         until(lambda: is_gone(pid))
-        kills, halves = kills + 1, halves + bool([*tmp_path.rglob(f"{HALF}*")])
+        kills, halves = kills + 1, halves + bool({*tmp_path.rglob(f"{HALF}*")} - left)
         own = folder.in_use()
         assert own.look >= before, "what was used once is not lost"
         before = own.look
