@@ -484,7 +484,8 @@ def test_a_target_of_no_numbers_is_refused(here: Path, folders: tuple[Path, Path
 
 
 @pytest.mark.parametrize(
-    "form", ["lora", *(pytest.param(one, marks=pytest.mark.slow) for one in ("vocabulary", "boost:2", "width"))]
+    "form",
+    ["lora", *(pytest.param(one, marks=pytest.mark.slow) for one in ("vocabulary", "boost:2", "width", "pard-path"))],
 )
 def test_other_forms_are_made_judged_and_load(form: str, here: Path) -> None:
     draft = "draft" if form != "width" else None
@@ -493,6 +494,9 @@ def test_other_forms_are_made_judged_and_load(form: str, here: Path) -> None:
     assert found.form == form and found.folder == Path("made")
     assert (here / "made-work" / "reference-lora.safetensors").is_file() == (form == "lora")
     check_drafts(Path("made"))
+    told = "" if form in ("vocabulary", "width") else ", begun with draft"
+    card = Path("made/README.md").read_text()
+    assert f"{form}{told}" in card and "vocabulary, begun" not in card
 
 
 def test_a_disk_that_fills_keeps_what_there_is(

@@ -235,7 +235,8 @@ def _pard(
         model = new_draft_model(target, ends, anatomy_for(target, size), size.layers or 2)
     else:
         model = begun_with(start, len(ends.embedding), size.layers)
-    path = new_path(model, start, size.rank, RANK) if knows else None
+    usual = min(RANK, int(model.config.get_text_config().hidden_size))  # a folder of a higher rank is refused
+    path = new_path(model, start, size.rank, usual) if knows else None
     drafter = ParallelDrafter(HuggingFaceModel(model, fused=False), model.config.pard_token, path=path)
     training = PardTraining(model, ends, drafter.mask_id, size.drafts or DEPTH, MEDUSA_LOSSES[size.loss], path)
     return NewHead(training, drafter, write_draft_model)
