@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,14 +14,16 @@ from doubles import tiny_model
 from polydraft.bench.aligning.align_stages import usual_arm
 from polydraft.bench.aligning.distilling import stale
 from polydraft.bench.aligning.draft_card import CurvePoint, best_of, card_of, curve_lines, curve_svg
-from polydraft.bench.aligning.form_costs import FormCost
+from polydraft.bench.aligning.form_costs import FormCost, cost_of
 from polydraft.bench.aligning.judging import judge, verdict_of
 from polydraft.bench.aligning.prompt_split import PromptSplit, own_beginnings, split
 from polydraft.bench.aligning.work_folder import Budget, WorkFolder
 from polydraft.bench.prompts import Prompt
 from polydraft.bench.speed import SpeedRecord
 from polydraft.bench.speed.arms import PromptBatch
-from polydraft.errors import InvalidParameter, ResultsError
+from polydraft.drafters import ModelDrafter
+from polydraft.engine import measured as engine_measured
+from polydraft.errors import InvalidDraft, InvalidParameter, ResultsError
 from polydraft.models import HuggingFaceModel, Pair, load_pair
 from polydraft.theory import tokens_per_call
 from polydraft.training.heads.shards import Shards, WritingPlan, write_shards
@@ -194,3 +197,22 @@ def test_a_target_begins_texts_of_its_own_where_no_prompts_are_given() -> None:
     found = own_beginnings(load_pair(), 1, ())
     assert len(found) > 48 and len({one.text for one in found}) == len(found)
     assert found == own_beginnings(load_pair(), 1, ())
+
+
+class Refusing(ModelDrafter):
+    """A draft model that cannot draft."""
+
+    def draft(self, *_: Any) -> Any:
+        raise InvalidDraft("This draft has no second layer.")
+
+
+def test_slow_passes_are_told_from_drafts_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = (HuggingFaceModel(tiny_model(dtype=torch.float32, seed=seed)) for seed in (0, 1))
+    with pytest.raises(
+        InvalidDraft,
+        match=r"The drafter model cannot draft for this target \(InvalidDraft: This draft has no second layer",
+    ):
+        cost_of(target, Refusing(draft), 1.0)
+    monkeypatch.setattr(engine_measured, "SLOW", 0.0)
+    found = cost_of(target, ModelDrafter(HuggingFaceModel(tiny_model(dtype=torch.float32, seed=2))), 1.0)
+    assert found == FormCost() and "most often since they are slow" in found.in_words()

@@ -20,7 +20,7 @@ import torch
 from align_machine import LOSES, PAYS, PROMPTS, prepared
 from doubles import tiny_model
 from safetensors.torch import load_file, save_file
-from transformers import PhiConfig, PhiForCausalLM
+from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM
 
 import polydraft
 from polydraft.bench.aligning import AlignmentVerdict, AlignPlan, alignable, aligned_draft, kept_best, run_alignment
@@ -37,10 +37,15 @@ from polydraft.models import Pair
 from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import SamplingParams
 from polydraft.training.alignment.draft_forms import GIVEN, UNASKED
+from polydraft.training.alignment.model_weights import read_weights
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import Shards
 
 Call = Callable[..., int]
+LAYERS = {"llama": "num_hidden_layers", "gpt2": "n_layer", "falcon": "num_hidden_layers"}
+OTHER_LAYERS = {"width": "its layers are not of Llama's kind", "spire": "they are not of Llama's or Qwen's kind"}
+CANNOT = {"llama": {}, "gpt2": OTHER_LAYERS, "falcon": OTHER_LAYERS}
+"""Which forms a kind of target cannot have, and why."""
 
 
 def ticking() -> Callable[[], float]:
@@ -679,7 +684,8 @@ def test_of_several_forms_one_that_fails_is_left_out(here: Path, monkeypatch: py
     wrong, said = {"layers", "mixing"}, list[str]()
     monkeypatch.setattr(runs.Distilling, "new", new)
     found = run_alignment("target", None, PROMPTS, plan(losses=()), clock=ticking(), say=said.append)
-    assert found.form == "small" and any(one.startswith("Not tried, ") and ": layers by" in one for one in said)
+    assert found.form == "small" and "layers by fkl+lk-alpha was left out: layers cannot be had." in said
+    assert not any(one.startswith("Not tried, ") and "layers" in one for one in said)
     assert not [*(here / "made-work").glob("trial-*")] and len([*(here / "made-work").glob("begun-*")]) == 1
     wrong.add("small")
     with pytest.raises(InvalidParameter, match="cannot be had"):
@@ -760,20 +766,44 @@ def test_another_seed_is_refused_in_the_same_work_folder(here: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_every_form_is_made_and_learns_where_there_is_time_for_all(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "falcon"])
+def test_every_form_is_made_learns_and_loads_where_there_is_time_for_all(
+    here: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """For a target of two layers; places of GPT-2 are learned, and its context is as long as its texts."""
+    tokenizer = AutoTokenizer.from_pretrained(here / "target")
+    for name, draft in (("target", False), ("draft", True)):
+        (here / name).unlink()
+        made: Any = tiny_model(kind, 320, seed=draft, dtype=torch.float32, **{LAYERS[kind]: 2 - draft})
+        made.save_pretrained(here / name)
+        tokenizer.save_pretrained(here / name)
     monkeypatch.setattr(stages, "TRIAL", 0.001)
     monkeypatch.setattr(runs, "TRIED", 1e6)
     monkeypatch.setattr(runs, "LEAST_STEPS", 1)
     monkeypatch.setattr(runs, "MOST_STEPS", 2)
     monkeypatch.setattr(runs, "MEASURED", 1e-6)
+    loaded, said, own = list[str](), list[str](), runs._trial
+
+    def trial(distilling: Any, arms: Any, number: int, *given: Any, **named: Any) -> Any:
+        found, (form, loss) = own(distilling, arms, number, *given, **named), arms[number]
+        draft = distilling.new(form, loss)
+        read_weights(draft.training, distilling.work.path / found["weights"])
+        runs.keep_best(distilling, draft, form, CurvePoint(**found["point"]))
+        check_drafts(runs.best_folder(distilling.work))
+        loaded.append(form.word)
+        return found
 
     def end(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(runs, "_trial", trial)
     monkeypatch.setattr(stages, "distilled", end)
     count, asked = itertools.count(), plan(minutes=1.0, losses=())
     with pytest.raises(KeyboardInterrupt):
-        run_alignment("target", "draft", PROMPTS, asked, clock=lambda: 1e-3 * next(count))
+        run_alignment("target", "draft", PROMPTS, asked, clock=lambda: 1e-3 * next(count), say=said.append)
     trials = json.loads((here / "made-work" / "trials.json").read_text())
-    assert {one["form"] for one in trials} == {*GIVEN, *UNASKED}, "all are made for a target of two layers"
+    assert {one["form"] for one in trials} == {*loaded} == {*GIVEN, *UNASKED} - {*CANNOT[kind]}
+    for form, why in CANNOT[kind].items():
+        assert any(one.startswith(f"{form}: ") and why in one for one in said)
+    assert not any("was left out" in one or one.startswith("Not tried") for one in said)
     assert all(one["value"] > 0 for one in trials)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import perturbed, tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
@@ -98,6 +98,24 @@ def test_corrections_begin_as_nothing_learn_alone_and_are_folded_in() -> None:
     assert float((plain(IDS).logits - before).detach().abs().max()) > 1e-4
     difference = (layers_of(plain)[0].mlp.up_proj.weight - layers_of(model)[0].mlp.up_proj.weight).detach()
     assert int(torch.linalg.matrix_rank(difference, atol=1e-5)) <= 2
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "falcon"])
+def test_matrices_of_other_kinds_are_corrected_and_tables_are_not(kind: str) -> None:
+    """GPT-2's matrices lie turned over, and Falcon's have a class of their own."""
+    model: Any = tiny_model(kind, 24, dtype=torch.float32)
+    before = model(IDS).logits.detach()
+    tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)} | {id(model.lm_head.weight)}
+    inner = [name for name, one in model.named_parameters() if one.ndim == 2 and id(one) not in tables]
+    made: Any = correct(perturbed(model, 0.0), 2)
+    changed = [name for name, one in made.named_modules() if parametrize.is_parametrized(one, "weight")]
+    assert inner and {f"{name}.weight" for name in changed} == {*inner}
+    torch.testing.assert_close(made(IDS).logits, before, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        for name, one in made.named_parameters():
+            if name.endswith(".up"):
+                one.normal_()
+    torch.testing.assert_close(folded(made)(IDS).logits, made(IDS).logits, rtol=1e-4, atol=1e-5)
 
 
 # --- Boosting --------------------------------------------------------------------------------------------------------

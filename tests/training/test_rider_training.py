@@ -119,6 +119,21 @@ def test_places_are_drawn_and_those_that_nobody_may_ask_for_do_not_count() -> No
         PassTraining(nn.Embedding(2, 8), tiny_model("bloom", VOCAB), TargetEnds.of(target()), None, 2)
 
 
+def test_texts_may_fill_the_context_of_a_target_with_learned_positions() -> None:
+    """Riders that nobody asks for may lie behind it; those that count do not move."""
+    given, found = batch(target()), list[dict[str, Tensor]]()
+    for room in (0, COUNT):
+        model: Any = tiny_model("gpt2", VOCAB, dtype=torch.float32, n_positions=LENGTH + COUNT)
+        if not room:
+            table = model.transformer.wpe.weight.detach()[:LENGTH]
+            model.transformer.wpe = nn.Embedding.from_pretrained(table, freeze=False)
+        torch.manual_seed(3)
+        own = PassTraining(nn.Embedding(COUNT, WIDTH), model, TargetEnds.of(model), None, 99)
+        found.append(own(**given))
+    for name in ("loss", "overlap", "count"):
+        torch.testing.assert_close(found[0][name], found[1][name])
+
+
 def learnt(steps: int, learner: nn.Module, loss: Any, rate: float) -> list[float]:
     adam, found = torch.optim.Adam(learner.parameters(), rate), list[float]()
     for _ in range(steps):

@@ -63,6 +63,13 @@ WRITERS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "bloom", "falcon"])
+def test_models_of_one_layer_are_no_heads(kind: str, tmp_path: Path) -> None:
+    """Falcon's own configurations have `bias`, as EAGLE-1's do."""
+    tiny_model(kind, **{"n_layer" if kind in ("gpt2", "bloom") else "num_hidden_layers": 1}).save_pretrained(tmp_path)
+    assert not is_head(tmp_path)
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_eagles_own_folders_are_told_by_their_tensors(kind: str, tmp_path: Path) -> None:
     folder = WRITERS[kind](tmp_path / "head")

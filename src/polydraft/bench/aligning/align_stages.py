@@ -20,6 +20,7 @@ from polydraft.bench.aligning.distilling import (
     Noting,
     best_folder,
     distilled,
+    failures,
     measurable,
     tried,
     untried,
@@ -137,8 +138,10 @@ class AlignStages:
             self.say(f"A cut vocabulary has {self._kept(text):.1%} of the target's held-out text; no more is accepted.")
         distilling = measurable(distilling, arms)
         trial = tried(distilling, arms)
+        for name, why in failures(self.work).items():
+            self.say(f"{name} was left out: {why}")
         if left := untried(self.work, arms):
-            self.say(f"Not tried, for lack of time or since this target cannot have it: {', '.join(left)}.")
+            self.say(f"Not tried, for lack of time: {', '.join(left)}.")
         self._tell(4, f"{trial['form']} goes on with the loss {trial['loss']}")
         curve = distilled(distilling, draft_form(trial["form"]), trial)
         self._tell(5, "judging by the clock")

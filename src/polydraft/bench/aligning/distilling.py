@@ -14,7 +14,7 @@ from torch import Tensor
 from polydraft.bench.aligning.draft_card import CURVE_PICTURE, CurvePoint, best_of, curve_svg, curve_table
 from polydraft.bench.aligning.form_costs import FormCost
 from polydraft.bench.aligning.work_folder import SPENT, Budget, Pace, WorkFolder
-from polydraft.errors import PolydraftError
+from polydraft.errors import PolydraftError, ResultsError
 from polydraft.models import HuggingFaceModel
 from polydraft.training.alignment.draft_forms import DraftForm, Material, kept_tokens, seeded
 from polydraft.training.alignment.draft_losses import draft_loss
@@ -41,6 +41,7 @@ BESIDES, SLOWER = 1.2, 1.2
 MEASURED = 0.12
 """The share of the budget that measurements on held-out text may take."""
 CURVE, TRIALS, PLANNED, RUN, HELD, BEST = "curve", "trials", "planned", "run", "held", "best"
+FAILED = "failed"
 BEGUN = "begun-{}.safetensors"
 Noting = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
@@ -163,11 +164,15 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
     """Try every form with its loss for a part of the time, and return what the best of them was.
 
     Its weights are kept, to go on from. Forms are compared by what their tokens per call are worth here. Behind the
-    first one those are left out of whose steps too few fit, and all when the time is over.
+    first one those are left out of whose steps too few fit, and all when the time is over. Of several forms those count
+    that this target can have; why others fail is kept.
+
+    Raises:
+        PolydraftError: all fail; this is why the last one did.
     """
     work, budget = distilling.work, distilling.budget
     trials: list[dict[str, Any]] = work.read(TRIALS) or []
-    failed: PolydraftError | None = None
+    last: PolydraftError | None = None
     for number, (form, loss) in enumerate(arms):
         folder = work.path / f"trial-{number}"
         if (form.word, loss) in {(one["form"], one["loss"]) for one in trials}:
@@ -178,18 +183,19 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
             break  # the best of them has gone on, or the time is over
         try:
             found = _trial(distilling, arms, number, measuring, first=not trials)
+        except ResultsError:  # what is kept is damaged, whatever the form
+            raise
         except PolydraftError as error:
-            if len(arms) == 1:
-                raise
-            failed = error  # of several forms those count that this target can have
+            last = error
+            work.write(FAILED, {**failures(work), _arm_in_words(form.word, loss): str(error)})
             continue
         if found is not None:
             trials.append(found)
             work.write(TRIALS, trials)
             work.write(SPENT, budget.used)
         _drop(folder)
-    if failed is not None and not trials:
-        raise failed
+    if last is not None and not trials:
+        raise last
     best = max(trials, key=lambda one: one["value"])
     for one in work.path.glob(BEGUN.format("*")):
         if one.name != best["weights"]:
@@ -237,8 +243,23 @@ def _drop(folder: Path) -> None:
 
 def untried(work: WorkFolder, arms: Sequence[tuple[DraftForm, str]]) -> list[str]:
     """Return which forms, with which losses, there was no time to try."""
-    known = {(one["form"], one["loss"]) for one in work.read(TRIALS)}
-    return [f"{form.word} by {loss}" for form, loss in arms if (form.word, loss) not in known]
+    known = {*_known(work), *failures(work)}
+    return [one for form, loss in arms if (one := _arm_in_words(form.word, loss)) not in known]
+
+
+def failures(work: WorkFolder) -> Mapping[str, str]:
+    """Return why forms cannot be had that were tried, by form and loss."""
+    kept: dict[str, str] = work.read(FAILED) or {}
+    return {name: why for name, why in kept.items() if name not in _known(work)}
+
+
+def _known(work: WorkFolder) -> set[str]:
+    """Return what was tried and learnt."""
+    return {_arm_in_words(one["form"], one["loss"]) for one in work.read(TRIALS) or []}
+
+
+def _arm_in_words(form: str, loss: str) -> str:
+    return f"{form} by {loss}"
 
 
 def _step_of(distilling: Distilling, draft: NewHead, most: float = inf) -> float:

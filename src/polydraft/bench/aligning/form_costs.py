@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import torch
 
 from polydraft.drafters import Drafter
+from polydraft.engine import stream
 from polydraft.engine.choices import default_verifier
 from polydraft.engine.measured import measured
+from polydraft.errors import InvalidDraft
 from polydraft.models import HuggingFaceModel
 from polydraft.probs import SamplingParams
 from polydraft.theory import tokens_per_call
@@ -16,6 +21,8 @@ from polydraft.trees import Chain, TreeShape
 PAYS, REACHABLE = 1.05, 0.95
 """A draft pays if it is this much faster than plain decoding with an overlap that training can reach."""
 FINE = 1000
+TRIED = 2
+"""What could not be timed drafts for so many tokens, which tells slow passes from drafts that fail."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class FormCost:
     def in_words(self) -> str:
         """Say what a draft costs and what it needs."""
         if self.level is None:
-            return "passes could not be timed, since they are slow or drafts fail; such drafts are taken to pay"
+            return "passes could not be timed, most often since they are slow; such drafts are taken to pay"
         needed = self.needed(PAYS)
         told = f"a draft pass takes {self.level:.2f} of the target's"
         if needed is None:
@@ -87,11 +94,29 @@ def cost_of(target: HuggingFaceModel, drafter: Drafter, heat: float) -> FormCost
 
     Args:
         heat: the temperature that texts are watched at.
+
+    Raises:
+        InvalidDraft: it cannot draft for this target.
     """
     params = SamplingParams(temperature=heat)
     found = measured(target, drafter, default_verifier(drafter, params), Chain(CHAIN), heat)
     if found is None:
+        _check_drafts(target, drafter, heat)
         return FormCost()
     costs, plain = found.costs, found.costs.of(TreeShape(()))
     steps = tuple(costs.of(TreeShape(((1,),) * length)) / plain for length in range(1, CHAIN + 1))
     return FormCost(steps, found.level / found.passes[0][1])
+
+
+def _check_drafts(target: HuggingFaceModel, drafter: Drafter, heat: float) -> None:
+    """Let a drafter whose passes could not be timed draft: passes that are slow are no fault of its drafts."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    text = {"attention_mask": torch.ones_like(token), "max_new_tokens": TRIED}
+    with catch_warnings():
+        simplefilter("ignore", RuntimeWarning)  # the same is raised below
+        run = stream(
+            target.model, token, drafter=drafter, policy=Chain(CHAIN), do_sample=True, temperature=heat, **text
+        )
+        why = run.exhaust().statistics.fallback
+    if why:
+        raise InvalidDraft(f"The drafter {drafter.name} cannot draft for this target ({why}).")

@@ -19,6 +19,7 @@ EVERY = 3
 """Of so many layers one is kept."""
 TRIED, TOLERANCE = 4, 0.02
 """On how many tokens layers are compared, and how far states may be apart, relative to the largest; bfloat16 rounds."""
+OTHER_KIND = "No head can begin as layers of {}: they are not of Llama's or Qwen's kind."
 
 
 def pruned(
@@ -51,7 +52,7 @@ def pruned(
     head = SpireHead(anatomy, count, sinks, window, feedback=feedback)
     first = {name: one.shape for name, one in head.layers[0].state_dict().items()}
     if norm is None or first != told or not _is_alike(target, anatomy):
-        raise UnsupportedModel(f"No head can begin as layers of {name}: they are not of Llama's or Qwen's kind.")
+        raise UnsupportedModel(OTHER_KIND.format(name))
     if begun:
         for number, layer in enumerate(head.layers):
             layer.load_state_dict(own[number * len(own) // count].state_dict())
@@ -63,6 +64,8 @@ def pruned(
 def _anatomy_of(target: PreTrainedModel) -> tuple[Anatomy, dict[str, torch.Size]]:
     """Return the sizes of a target's layers, and the shapes of the first one's weights."""
     shapes = {name: one.shape for name, one in layers_of(target)[0].state_dict().items()}
+    if not shapes.keys() >= {"self_attn.q_proj.weight", "mlp.gate_proj.weight"}:
+        raise UnsupportedModel(OTHER_KIND.format(type(target).__name__))
     fields = Fields("the target", target.config.get_text_config().to_dict())
     try:
         found = fields.anatomy(normed="self_attn.q_norm.weight" in shapes)

@@ -55,6 +55,8 @@ MASK = "mask_hidden"
 """The tensor that only P-EAGLE's heads have: the feature of slots that have no pair."""
 MASK_IDS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Where a configuration may name the token of these slots, in the order that vLLM looks."""
+FALCON = "falcon"
+"""The type of draft models whose own configurations have `bias`, which tells EAGLE-1's among the others."""
 OF_BLOCKS = ("dflash_config", "block_size", "target_layer_ids")
 """What only block heads' configurations have."""
 
@@ -73,7 +75,8 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
     if _wraps(config) or _is_third(config):
         return True
     named = any("eagle" in one.lower() for one in classes_of(config))
-    return config.get("num_hidden_layers") == 1 and ("bias" in config or named)
+    told = "bias" in config and config.get("model_type") != FALCON
+    return config.get("num_hidden_layers") == 1 and (told or named)
 
 
 def holds_eagle(shapes: Shapes) -> bool:

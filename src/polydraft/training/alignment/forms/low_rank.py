@@ -46,7 +46,9 @@ class Correction(nn.Module):
 
 
 def correct(model: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
-    """Add a correction to every plain weight matrix but the model's ends, let these alone learn, and return the model.
+    """Add a correction to every weight matrix but tables of rows, let these alone learn, and return the model.
+
+    The model's ends and learned positions are such tables.
 
     Args:
         model: the model, which is changed.
@@ -55,15 +57,22 @@ def correct(model: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
     Raises:
         InvalidParameter: it has no such matrices.
     """
-    ends = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
-    inner = [one for one in model.modules() if type(one) is nn.Linear and id(one) not in ends]
+    ends = model.get_output_embeddings()
+    inner = [one for one in model.modules() if one is not ends and _is_matrix(one)]
     if not inner:
-        raise InvalidParameter(f"{type(model).__name__} has no plain matrices to correct; take the form tuned.")
+        raise InvalidParameter(f"{type(model).__name__} has no matrices of numbers to correct; take the form tuned.")
     model.requires_grad_(False)
     for one in inner:
-        rows, columns = one.weight.shape
+        rows, columns = cast(Tensor, one.weight).shape
         parametrize.register_parametrization(one, "weight", Correction(rows, columns, min(rank, rows, columns)))
     return model
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    """Tell whether a module has a weight matrix; GPT-2's, which lie turned over, are no `nn.Linear`."""
+    weight = getattr(module, "weight", None)
+    plain = isinstance(weight, nn.Parameter) and weight.ndim == 2 and weight.is_floating_point()
+    return plain and not isinstance(module, nn.Embedding)
 
 
 @torch.no_grad()

@@ -94,7 +94,9 @@ class PassTraining(HeadTraining):
     def states(self, ids: Int[Tensor, "b t"], places: Int[Tensor, "b a"]) -> Float[Tensor, "b a L d"]:
         """Return the target's last hidden states at riders behind tokens of texts.
 
-        The texts are read first, without gradients: riders see their keys, and no token of a text sees a rider.
+        The texts are read first, without gradients: riders see their keys, and no token of a text sees a rider. Riders
+        that would lie behind the last token of a text have nothing to foretell, and are taken to lie there, since a
+        target with learned positions may have no later one.
         """
         (model,), (batch, length), count = self.model, ids.shape, self.lookahead.num_embeddings
         chain = topology(Chain(length - 1).shape, batch, ids.device)
@@ -107,7 +109,7 @@ class PassTraining(HeadTraining):
         given = {
             "inputs_embeds": own,
             "attention_mask": torch.zeros_like(hidden, dtype=own.dtype).masked_fill(hidden, torch.finfo(own.dtype).min),
-            "position_ids": riders.places,
+            "position_ids": riders.places.clamp_max(length - 1),
             "past_key_values": read,
             "use_cache": True,
         }
