@@ -33,10 +33,10 @@ from polydraft.bench.speed import arms
 from polydraft.cli import main
 from polydraft.cli.benchmark import align_making
 from polydraft.errors import InvalidParameter, ResultsError
-from polydraft.models import Pair
+from polydraft.models import HuggingFaceModel, Pair
 from polydraft.models.checkpoints.weight_versions import disk_errors
 from polydraft.probs import SamplingParams
-from polydraft.training.alignment.draft_forms import GIVEN, UNASKED
+from polydraft.training.alignment.draft_forms import GIVEN, UNASKED, Material
 from polydraft.training.alignment.model_weights import read_weights
 from polydraft.training.heads.losses.row_losses import TargetEnds
 from polydraft.training.heads.shards import Shards
@@ -281,12 +281,27 @@ def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(given.bfloat16(), made)
 
 
-def test_a_drafter_that_comes_with_a_target_is_not_tuned(here: Path) -> None:
-    pair = replace(polydraft.load("target", "draft"), draft=polydraft.NgramDrafter())
-    first = [form.word for form in wanted_forms(plan(losses=()), pair, given=False)]
-    assert first[:5] == ["layers", "small", "mixing", "width", "vocabulary"] and not {"tuned", "lora"} & {*first}
-    with pytest.raises(InvalidParameter, match="these alone are tuned"):
-        wanted_forms(plan(losses=()), pair, given=True)
+def test_a_drafter_that_cannot_be_tuned_is_not(here: Path) -> None:
+    for draft in (None, polydraft.NgramDrafter()):
+        first = [form.word for form in wanted_forms(plan(losses=()), draft, "ngram")]
+        assert first[:5] == ["layers", "small", "mixing", "width", "vocabulary"] and not {"tuned", "lora"} & {*first}
+    with pytest.raises(InvalidParameter, match="--draft ngram is no draft model of its own, and these alone are tuned"):
+        wanted_forms(plan(losses=(), form="lora"), polydraft.NgramDrafter(), "ngram")
+
+
+@pytest.mark.parametrize("draft", ["head", "self:int8", "draft < ngram"])
+def test_new_drafts_are_compared_with_a_given_one_that_cannot_be_tuned(
+    here: Path, monkeypatch: pytest.MonkeyPatch, draft: str
+) -> None:
+    if draft == "head":
+        target = HuggingFaceModel(polydraft.load("target").target)
+        made = stages.seeded(stages.draft_form("medusa"), Material(target, TargetEnds.of(target.model)), "published", 0)
+        made.write(here / "head", target, "official", "")
+    found = run_alignment("target", draft, PROMPTS, plan(losses=(), temperatures=(1.0,)), clock=ticking())
+    assert found.form == "layers"
+    for one in found.verdict.judged:
+        assert {*one.over_plain} >= {"given draft", "after"}
+    assert f"begun with {draft}" not in Path("made/README.md").read_text()
 
 
 def arms_of(
@@ -367,7 +382,7 @@ def test_what_cannot_pay_is_refused_with_its_reason_and_a_code_of_its_own(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stages, "cost_of", lambda *_: LOSES)
-    assert call("--prompts", "rows.jsonl", "--minutes", "0.2", "--json") == 3
+    assert call("--prompts", "rows.jsonl", "--minutes", "5", "--json") == 3
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] is None and not Path("aligned").exists()
     closest = (
@@ -394,8 +409,8 @@ BAD = [
     (("--form", "lora"), "There is no draft model for --form lora"),
     (("--form", "mixing", "--loss", "tvd"), "form mixing learns by"),
     (("--draft", "draft", "--loss", "jsb"), "not 'jsb'"),
-    (("--draft", "self:int8"), "--draft self:int8 is no draft model of its own"),
-    (("--draft", "draft < ngram"), "is no draft model of its own"),
+    (("--draft", "self:int8", "--form", "tuned"), "--draft self:int8 is no draft model of its own"),
+    (("--draft", "draft < ngram", "--form", "lora"), "is no draft model of its own"),
     (("--draft", "missing"), "missing"),
     (("--most-bytes", "0"), "most-bytes"),
     (("--out", "rows.jsonl/x"), "rows.jsonl/x cannot be written"),
@@ -807,3 +822,45 @@ def test_every_form_is_made_learns_and_loads_where_there_is_time_for_all(
         assert any(one.startswith(f"{form}: ") and why in one for one in said)
     assert not any("was left out" in one or one.startswith("Not tried") for one in said)
     assert all(one["value"] > 0 for one in trials)
+
+
+def test_the_work_folder_keeps_to_its_bytes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as few as the refusal names, behind every step of every run and wherever weights are written.
+
+    Checkpoints, of which three may be there at once, are the most of it.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(here / "target")
+    (here / "draft").unlink()
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
+    made: Any = tiny_model("llama", 320, seed=1, dtype=torch.float32, **sizes)
+    made.save_pretrained(here / "draft")
+    tokenizer.save_pretrained(here / "draft")
+
+    def watched(owner: Any, name: str) -> None:
+        own = getattr(owner, name)
+
+        def then(*given: Any, **named: Any) -> Any:
+            found = own(*given, **named)
+            files = [one for one in (here / "other-work").rglob("*") if one.is_file()]
+            seen.append({str(one): one.stat().st_size for one in files})
+            return found
+
+        monkeypatch.setattr(owner, name, then)
+
+    seen, losses = list[dict[str, int]](), ("jsd", "lk-alpha", "tvd", "fkl", "rkl", "adaspec")
+    for owner, name in (
+        (runs, "write_weights"),
+        (runs, "keep_best"),
+        (runs.Distilling, "point"),
+        (runs._Last, "__call__"),
+    ):
+        watched(owner, name)
+    with pytest.raises(InvalidParameter, match="--most-bytes 1000 are too few") as refused:
+        run_alignment("target", "draft", PROMPTS, plan(most_bytes=1000, losses=losses, form="tuned"), clock=ticking())
+    most = int(str(refused.value).split("give ")[1].split()[0])
+    asked = plan(most_bytes=most, losses=losses, form="tuned", minutes=3, out=Path("other"))
+    assert run_alignment("target", "draft", PROMPTS, asked, clock=ticking()).folder
+    largest = max(sum(one.values()) for one in seen)
+    kept = [sum(size for name, size in one.items() if "/checkpoint-" in name) for one in seen]
+    assert len({*kept}) > 2 and largest + max(kept) / 2 <= most, "with a third that is being written"
+    assert not any(len([name for name in one if "begun-" in name]) > 2 for one in seen)

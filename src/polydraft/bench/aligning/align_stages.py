@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from polydraft.bench.aligning.align_plan import Alignment, AlignPlan
+from polydraft.bench.aligning.alignable import tunable
 from polydraft.bench.aligning.distilling import (
     HELD,
     TRIED,
@@ -76,8 +77,9 @@ JUDGED, FEWEST_TOKENS, SLACK = 2, 8, 1.5
 """Texts are judged by as many tokens as asked for; where so many prompts would not fit at each temperature, by fewer,
 but never below the second number. A judged token is taken to cost the third times one that is written alone, since
 arms begin anew with every prompt."""
-CHECKPOINTS, KEPT = 3 * 12, 12
-"""Bytes of a weight that learns: in all checkpoints, with the optimiser's state, and in what is kept to go on from."""
+CHECKPOINTS, KEPT = 3 * 12, 4 * 4
+"""Bytes of a weight that learns: in all checkpoints, with the optimiser's state, and in what is kept beside them: the
+best trial's, those of the one that ends, what AdaSPEC's filter compares with, and the best folder."""
 ARMS_TRIED, GIVEN, FROM_TEXT, ROUNDED = "arms", "given draft", "drafts from text", "self:int8"
 ARMS, JUDGING, SIZES = 5, "judging", "sizes"
 """How many arms are judged at most: plain decoding, these three, and the new draft."""
@@ -111,8 +113,8 @@ class AlignStages:
 
     @property
     def given(self) -> Any:
-        """The draft model that the user named; None where none was, whatever comes with the target."""
-        return None if self.names[1] is None else self.pair.draft
+        """The draft model that the user named; None for other drafts and for what comes with the target."""
+        return self.pair.draft if self.names[1] is not None and tunable(self.pair.draft) else None
 
     @property
     def heat(self) -> float:
@@ -162,6 +164,8 @@ class AlignStages:
         known: dict[str, Any] = self.work.read("costs") or {}
         begun: list[tuple[str, str]] | None = self.work.read(ARMS_TRIED)
         self._check_minutes(length, known=bool(known))
+        for word, cost in known.items():
+            self.say(f"{word}: {FormCost.from_dict(cost).in_words()}.")
         if begun is None:
             began, left = self.budget.used, [form for form in forms if form.word not in known]
             for number, form in enumerate(left):
@@ -175,8 +179,6 @@ class AlignStages:
             begun = [(form.word, loss) for form, loss in arms]
             self.work.write(ARMS_TRIED, begun or None)
         costs = {word: FormCost.from_dict(one) for word, one in known.items()}
-        for word, cost in costs.items():
-            self.say(f"{word}: {cost.in_words()}.")
         return costs, [(draft_form(word), loss) for word, loss in begun]
 
     def _most_arms(self) -> int:
@@ -187,24 +189,35 @@ class AlignStages:
         """Add to what is known what a form costs; where it is one of several that a target cannot have, nothing."""
         try:
             drafter = self._untrained(form)
+            cost = self._cost(form, drafter, known, length, alone=alone)
         except PolydraftError as error:
             if alone:
                 raise
             self.say(f"{form.word}: {error}")
             return
+        self.say(f"{form.word}: {cost.in_words()}.")
+        known[form.word] = cost.as_dict()
+        self.work.write("costs", known)
+
+    def _cost(
+        self, form: DraftForm, drafter: Drafter, known: Mapping[str, Any], length: int, *, alone: bool
+    ) -> FormCost:
+        """Return what a form costs.
+
+        Raises:
+            InvalidParameter: it is too large.
+            InvalidDraft: it cannot draft for this target.
+        """
         sizes: dict[str, int] = self.work.read(SIZES) or {}
         owned = [module_of(one) for one in owned_models(drafter)] + [*owned_networks(drafter)]
         count = _weights(one for one in owned if one is not None)
         if not alone and count > max(LARGE, _weights([self.model.model])):
-            self.say(f"{form.word}: it would have {count / 1e6:.0f} million weights, more than the target.")
-            return
+            raise InvalidParameter(f"It would have {count / 1e6:.0f} million weights, more than the target.")
         least = 2 * ROWS[0] * self._bytes_of_row(len(form.reads(self.model.layers)), length)
         if known and (CHECKPOINTS + KEPT) * count + least > self.plan.most_bytes:
-            self.say(f"{form.word}: its checkpoints would take more than --most-bytes {self.plan.most_bytes}.")
-            return
+            raise InvalidParameter(f"Its checkpoints would take more than --most-bytes {self.plan.most_bytes}.")
         self.work.write(SIZES, {**sizes, form.word: count})
-        known[form.word] = cost_of(self.model, drafter, self.heat).as_dict()
-        self.work.write("costs", known)
+        return cost_of(self.model, drafter, self.heat)
 
     def _untrained(self, form: DraftForm) -> Drafter:
         """Return a drafter of the speed that a form has, whatever its weights."""
@@ -409,11 +422,11 @@ class AlignStages:
         """Write the folder of the best draft, with its card and its curve."""
         folder, out = best_folder(self.work), self.plan.out
         assert folder is not None
-        writing, begins = self.work.read("writing"), draft_form(made.form).begins
+        writing, begins = self.work.read("writing"), draft_form(made.form).begins and self.given is not None
         tokens = len(text.learnt) * writing["rows"] * writing["length"]
         facts = {
             "target": self.names[0],
-            "form": f"{made.form}, begun with {self.names[1]}" if begins and self.names[1] else made.form,
+            "form": f"{made.form}, begun with {self.names[1]}" if begins else made.form,
             "loss": made.loss,
             **({"tokens": f"{self._kept(text):.1%} of the target's text"} if draft_form(made.form).cuts else {}),
             "text": f"{tokens} tokens that the target wrote behind {self.parts.learnt} prompts",

@@ -23,7 +23,7 @@ from polydraft.training.heads.losses.row_losses import TargetEnds
 
 NO_MODEL = (
     "is no draft model of its own, and these alone are tuned; a head learns on by `polydraft train head KIND --start "
-    "FOLDER`."
+    "FOLDER`, and --form auto makes drafts that are compared with it."
 )
 EXACT = 0.05
 """How far logits made of kept states may be from the target's own, relative to the largest: states are rounded."""
@@ -49,15 +49,16 @@ def check_asked(
         raise InvalidParameter(encoder_in_words(str(target)))
     if plan.form != AUTO:
         check_tunable(plan.form, draft)
-    if draft is not None and (is_stack(draft) or is_derived(draft) or is_head(draft) or is_boosted(draft)):
-        raise InvalidParameter(f"--draft {draft} {NO_MODEL}")
-    if draft is not None:
+    drafting = is_stack(draft) or is_derived(draft) or is_head(draft) or is_boosted(draft)
+    if drafting:
+        _check_untuned(plan, str(draft))
+    elif draft is not None:
         planned(draft)
     with suppress(CheckpointError):  # without tokenizers sizes are compared, when models are loaded
         tokenizer = load_tokenizer(target)
         if prompts is not None:
             different(tokenizer, prompts, room_of(facts.context, plan))
-        if draft is not None:
+        if draft is not None and not drafting:
             _check_tokens(partial(check_same_tokens, tokenizer, load_tokenizer(draft), str(target), str(draft)))
 
 
@@ -121,22 +122,22 @@ def checked_target(model: nn.Module) -> HuggingFaceModel:
     return target
 
 
-def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]:
+def wanted_forms(plan: AlignPlan, draft: Any, name: str) -> list[DraftForm]:
     """Return the forms that may be looked at, in that order.
 
     Args:
         plan: what is asked for.
-        pair: the models.
-        given: whether the user named the draft, and it does not come with the target.
+        draft: the draft that the user named; None where none was, whatever comes with the target.
+        name: what it is called.
 
     Raises:
-        InvalidParameter: the draft is none that can be tuned, or no form learns by a loss.
+        InvalidParameter: the draft is none that can be tuned and has to be, or no form learns by a loss.
     """
-    if given and not _tunes(pair.draft):
-        name = pair.draft.name if isinstance(pair.draft, Drafter) else type(pair.draft).__name__
-        raise InvalidParameter(f"--draft {name} {NO_MODEL}")
+    given = tunable(draft)
     if given:
-        check_weights([pair.draft])
+        check_weights([draft])
+    elif draft is not None:
+        _check_untuned(plan, name)
     words = (*(GIVEN if given else ()), *UNASKED) if plan.form == AUTO else (plan.form,)
     forms = [draft_form(word) for word in dict.fromkeys(words)]
     found = [form for form in forms if not plan.losses or {*plan.losses} <= {*form.allowed}]
@@ -147,7 +148,13 @@ def wanted_forms(plan: AlignPlan, pair: Pair, *, given: bool) -> list[DraftForm]
     return found
 
 
-def _tunes(draft: Any) -> bool:
+def _check_untuned(plan: AlignPlan, name: str) -> None:
+    """Raise `InvalidParameter` where a draft is to learn on that cannot; else new ones are compared with it."""
+    if plan.form != AUTO and draft_form(plan.form).tunes:
+        raise InvalidParameter(f"--draft {name} {NO_MODEL}")
+
+
+def tunable(draft: Any) -> bool:
     """Tell whether a draft is a model of its own that can be tuned."""
     if not isinstance(draft, nn.Module):
         return False

@@ -51,7 +51,8 @@ def align(
 
     Args:
         target: folder, GGUF file or hub name.
-        draft: the same of a draft model that is there already; None for none.
+        draft: the same of a draft that is there already, with which new ones are compared; None for none. A draft model
+            is tuned, too.
         out: the folder of the draft.
         prompts: texts of the kind that will be generated behind, three or more; None for the target's own beginnings.
         work: what the stages leave, to go on from; None for `out` with "-work" behind it.
@@ -124,7 +125,7 @@ def run_alignment(
     pair = loaded(target, draft, dtype, device)
     began = clock()
     model, ends = checked_target(pair.target), end_ids_of(cast(Any, pair.target))
-    forms = wanted_forms(plan, pair, given=draft is not None)
+    forms = wanted_forms(plan, None if draft is None else pair.draft, str(draft))
     length, room = min(LENGTH, model.context), room_of(model.context, plan)
     if texts is None:
         say("There are no prompts: the target begins texts of its own.")

@@ -42,7 +42,7 @@ MEASURED = 0.12
 """The share of the budget that measurements on held-out text may take."""
 CURVE, TRIALS, PLANNED, RUN, HELD, BEST = "curve", "trials", "planned", "run", "held", "best"
 FAILED = "failed"
-BEGUN = "begun-{}.safetensors"
+BEGUN, REFERENCE = "begun-{}.safetensors", "reference-{}"
 Noting = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 
@@ -186,21 +186,18 @@ def tried(distilling: Distilling, arms: Sequence[tuple[DraftForm, str]]) -> Mapp
         except ResultsError:  # what is kept is damaged, whatever the form
             raise
         except PolydraftError as error:
-            last = error
+            last, found = error, None
             work.write(FAILED, {**failures(work), _arm_in_words(form.word, loss): str(error)})
-            continue
+            _drop(work.path / REFERENCE.format(number))
         if found is not None:
             trials.append(found)
             work.write(TRIALS, trials)
             work.write(SPENT, budget.used)
+            _leave_best(work, trials)
         _drop(folder)
     if last is not None and not trials:
         raise last
-    best = max(trials, key=lambda one: one["value"])
-    for one in work.path.glob(BEGUN.format("*")):
-        if one.name != best["weights"]:
-            one.unlink()
-    return best
+    return _leave_best(work, trials)
 
 
 def _trial(
@@ -210,7 +207,7 @@ def _trial(
     work, budget, (form, loss) = distilling.work, distilling.budget, arms[number]
     if form.is_model and draft_loss(loss).share < 1 and not distilling.reference(form).is_file():
         seconds = (budget.left(TRIED) / (len(arms) - number) - measuring) / 2
-        other, name = distilling.new(form, "fkl"), f"reference-{number}"
+        other, name = distilling.new(form, "fkl"), REFERENCE.format(number)
         _briefly(distilling, other, form, name, _step_of(distilling, other), seconds)
         write_weights(other.training, distilling.reference(form))
         _drop(work.path / name)
@@ -230,6 +227,15 @@ def _trial(
     write_weights(draft.training, work.path / weights)
     told = {"value": value, "step": each, "measuring": budget.used - since, "weights": weights}
     return {"form": form.word, "loss": loss, **told, "point": point.as_dict()}
+
+
+def _leave_best(work: WorkFolder, trials: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the best trial, and delete the weights of the others."""
+    best = max(trials, key=lambda one: one["value"])
+    for one in work.path.glob(BEGUN.format("*")):
+        if one.name != best["weights"]:
+            one.unlink()
+    return best
 
 
 def _drop(folder: Path) -> None:

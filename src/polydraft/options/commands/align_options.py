@@ -33,8 +33,8 @@ class AlignOptions:
         help="Target model: folder, .gguf file, hub name, smollm2, or pair.", argument=True
     ).needed()
     draft: str | None = DRAFT.but(
-        help="Draft model to begin with: folder, hub name, pair-draft; or with --measure also a head, self:int8, mtp, "
-        "ngram, or a stack of these."
+        help="What you have: a draft model (folder, hub name, pair-draft), which is tuned; or a head, self:int8, or a "
+        "stack, which new drafts are compared with. With --measure also mtp and ngram."
     ).usually(None)
     out: Path | None = FOLDER.but(help="The new draft's folder. Default: aligned.", panel=OUTPUT).usually(None)
     work: Path | None = FOLDER.but(
@@ -53,7 +53,7 @@ class AlignOptions:
     losses: tuple[str, ...] = option(
         (),
         "A loss to try, may be repeated: fkl, rkl, jsd, tvd, tvd++, lk-alpha, lk-alpha-2, lk-lambda, adaspec, calls, "
-        "accepted, products, or another of docs/alignment.md. Default: two or three that suit the form.",
+        "accepted, products, or another of docs/alignment.md. Default: what suits the form.",
         TRAINING,
         metavar="NAME",
         flag="--loss",
