@@ -139,7 +139,7 @@ def test_a_client_of_500_noises_changes_no_text_and_slows_nobody(tmp_path: Path)
             answer(client, prompt=noises[start : start + 20], temperature=1.0, seed=start, max_tokens=24)
         until(lambda: folder.in_use().look > first)
         during, noisy = told(client), folder.in_use().version
-    assert noisy > 0, "what noise taught is in use"
+    assert noisy, "what noise taught is in use"
     with hasty(tmp_path) as (_, client):
         swaps = 0
         for seed in range(40):
