@@ -49,7 +49,8 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
         for source in SOURCES:
             for loss in DIVERGENCES:
                 yield Trial("distillspec", loss, source, seed)
-        yield Trial("distillspec", "fkl", "draft-reached", seed)
+        for loss in DIVERGENCES:
+            yield Trial("distillspec", loss, "draft-reached", seed)
         for loss in LOSSES:
             yield Trial("losses", loss, seed=seed)
         for loss in ("jsd", "lk-alpha", "lk-alpha-2", "lk-alpha-4"):

@@ -19,6 +19,8 @@ import pytest
 import torch
 from align_machine import LOSES, PAYS, PROMPTS, prepared
 from doubles import tiny_model
+from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM
 
@@ -66,9 +68,9 @@ def plan(**changes: Any) -> AlignPlan:
     )
 
 
-def check_drafts(folder: Path) -> None:
+def check_drafts(folder: Path, target: str = "target") -> None:
     """Check that a folder loads as a draft that drafts, and that greedy text stays."""
-    pair = polydraft.load("target", folder)
+    pair = polydraft.load(target, folder)
     prompt = pair.tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
     drafted, plain = (
         polydraft.stream(pair.target, prompt, drafter=one, do_sample=False, max_new_tokens=12).exhaust()
@@ -185,6 +187,14 @@ def test_a_target_of_eight_bits_needs_no_gradients(here: Path, monkeypatch: pyte
     assert any(type(one).__name__ == "Int8Linear" for one in target.modules())
     assert all(one.grad is None for one in target.parameters())
     check_drafts(Path("made"))
+
+
+@pytest.mark.slow
+def test_a_gguf_file_of_eight_bits_gets_a_draft(here: Path) -> None:
+    write_gguf(here / "model.gguf", kind=GGMLQuantizationType.Q8_0)
+    found = run_alignment("model.gguf", None, PROMPTS, plan(losses=(), form="layers"), clock=ticking())
+    assert found.folder == Path("made") and found.curve
+    check_drafts(Path("made"), "model.gguf")
 
 
 KILLED = """
