@@ -67,8 +67,9 @@ WRITTEN = 0.28
 PASSES, HALF, MEASURING = 200, 0.5, 120.0
 """Measuring a form takes about so many passes, and all forms not more than this share of the budget, and seconds."""
 TRIAL, FEWEST = 150.0, 3
-"""So many seconds of the time for trials, or more, are there for each form and loss; so many are tried in any case. What
-begins near its target wins where trials are short, whatever it costs: `docs/log.md`, 2026-11-29."""
+"""So many seconds of the time for trials, or more, are there for each form and loss; so many are tried in any case.
+
+Where trials are short what begins near its target wins, whatever it costs (`docs/log.md`, 2026-11-29)."""
 LARGE = 100_000_000
 """Of several forms those that have more weights than this, and than the target, are left out."""
 ROWS, PARTS, WATCHED = (4, 8, 16, 32, 64), 4, 8

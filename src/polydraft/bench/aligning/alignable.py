@@ -12,7 +12,7 @@ from torch import nn
 from polydraft.bench.aligning.align_plan import AUTO, AlignPlan
 from polydraft.bench.aligning.prompt_split import different
 from polydraft.bench.prompts import Prompt
-from polydraft.drafters import Drafter, drafter_of, is_boosted, is_head
+from polydraft.drafters import drafter_of, is_boosted, is_head
 from polydraft.engine import load
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch
 from polydraft.fetched import is_derived, is_stack
