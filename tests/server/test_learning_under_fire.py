@@ -21,8 +21,6 @@ from polydraft.models.checkpoints.weight_versions import HALF, VersionFolder
 
 KILLS, LIVES = 50, 3
 """How often somebody is killed, and how often the learner before the server."""
-CHANGES, PATIENCE = 3, 60
-"""How often the draft changes behind noise, and how many looks may be needed for that."""
 PROMPTS = [f"def f{number}(a, b):\n    return" for number in range(64)]
 GREEDY = {"prompt": PROMPTS[:4], "temperature": 0.0, "max_tokens": 24, "learn": False}
 HURRY = [sys.executable, "-c", "import hasty_server; hasty_server.main()", "serve", "--threads", "1"]
@@ -56,11 +54,6 @@ def answer(client: httpx.Client, **fields: Any) -> dict[str, Any]:
 def teach(client: httpx.Client, seed: int) -> None:
     """Let all prompts be answered, so that there is something to learn from."""
     answer(client, prompt=PROMPTS, temperature=1.0, seed=seed, max_tokens=24)
-
-
-def wait_for_a_look(folder: VersionFolder) -> None:
-    before = folder.in_use().look
-    until(lambda: folder.in_use().look > before)
 
 
 def is_gone(pid: int) -> bool:
@@ -129,30 +122,35 @@ def test_a_server_or_its_learner_that_is_killed_around_a_swap_leaves_the_last_wh
 
 
 @pytest.mark.soak
-def test_a_client_of_500_noises_changes_no_text_and_slows_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_client_of_500_noises_changes_no_text_and_slows_nobody_but_where_no_look_guards(
+    tmp_path: Path, guarded: bool
+) -> None:
+    """Where all new weights pass, whatever held-out texts say of them, the same noise costs more than 3 %."""
     chance, tokenizer = random.Random(2), load_pair().tokenizer
     words = [word for word in tokenizer.get_vocab() if word.isascii()]
     noises = [" ".join(chance.choices(words, k=12)) for _ in range(500)]
     folder, asked = VersionFolder(tmp_path), {**GREEDY, "prompt": PROMPTS[:32], "max_tokens": 48}
+    with hasty(tmp_path, **({} if guarded else {"HASTY": "all"})) as (_, client):
 
-    def told(client: httpx.Client) -> tuple[list[str], float]:
-        """Return greedy texts, and how many of their tokens came from a call."""
-        own = answer(client, **asked)
-        return [one["text"] for one in own["choices"]], own["metrics"]["speculative_decoding"]["tokens_per_call"]
+        def told() -> tuple[list[str], float]:
+            """Return greedy texts, and how many of their tokens came from a call."""
+            own = answer(client, **asked)
+            return [one["text"] for one in own["choices"]], own["metrics"]["speculative_decoding"]["tokens_per_call"]
 
-    with hasty(tmp_path, HASTY="all") as (_, client):
-        before = told(client)
+        before = told()
+        for seed in range(4 if guarded else 0):
+            teach(client, seed)
+        first = folder.in_use().look
         for start in range(0, 500, 20):
             answer(client, prompt=noises[start : start + 20], temperature=1.0, seed=start, max_tokens=24)
-        wait_for_a_look(folder)
-        during, used = told(client), [folder.in_use().version]
-    assert used[0], "weights that learnt from noise are in use"
-    with hasty(tmp_path) as (_, client):
-        while len({*used}) <= CHANGES:  # rolled back, or mended by better ones
-            assert len(used) < PATIENCE, "what noise taught stays"
-            teach(client, len(used))
-            wait_for_a_look(folder)
-            used.append(folder.in_use().version)
-        behind = told(client)
+        until(lambda: folder.in_use().look > first)
+        during = told()
+        for seed in range(4, 12 if guarded else 4):
+            teach(client, seed)
+        looks = folder.in_use().look
+        until(lambda: folder.in_use().look > looks + 1)
+        behind = told()
     assert before[0] == during[0] == behind[0]
-    assert behind[1] >= 0.97 * before[1], (before[1], during[1], behind[1])
+    assert (behind[1] >= 0.97 * before[1]) == guarded, (before[1], during[1], behind[1])
+    assert guarded or folder.in_use().version, "weights that learnt from noise are in use"
