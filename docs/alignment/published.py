@@ -95,8 +95,8 @@ def tables() -> str:
         seeds, steps = (", ".join(map(str, sorted({line[one] for line in own}))) for one in ("seed", "steps"))
         made.append(
             f"\n\n**{name}**: {'SmolLM2-135M' if name == SMOLLM2 else 'embedded pair'}; {steps} steps of {TEXTS} texts "
-            f"of {LENGTH} tokens, out of {asked[1]:,} of each kind of text; seeds {seeds}; tokens per call of chains of five as a block on {HELD} texts at each "
-            "temperature.\n\n"
+            f"of {LENGTH} tokens, out of {asked[1]:,} of each kind of text; seeds {seeds}; tokens per call of chains "
+            f"of five as a block on {HELD} texts at each temperature.\n\n"
             f"| {' | '.join((*COLUMNS[:-1], TREES) if name == IN_TREES else COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
         )
         for key in dict.fromkeys(told(one) for one in own):

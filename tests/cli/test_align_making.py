@@ -295,6 +295,14 @@ def test_a_drafter_that_cannot_be_tuned_is_not(here: Path) -> None:
     for draft in (None, polydraft.NgramDrafter()):
         first = [form.word for form in wanted_forms(plan(losses=()), draft, "ngram")]
         assert first[:5] == ["layers", "small", "mixing", "width", "vocabulary"] and not {"tuned", "lora"} & {*first}
+    target = polydraft.load("target").target
+    head = stages.seeded(
+        stages.draft_form("medusa"), Material(HuggingFaceModel(target), TargetEnds.of(target)), "published", 0
+    )
+    with torch.no_grad():
+        next(head.training.parameters()).fill_(math.nan)
+    with pytest.raises(InvalidParameter, match="The draft's weights are no numbers"):
+        wanted_forms(plan(losses=()), head.drafter, "head")
     with pytest.raises(InvalidParameter, match="--draft ngram is no draft model of its own, and these alone are tuned"):
         wanted_forms(plan(losses=(), form="lora"), polydraft.NgramDrafter(), "ngram")
 

@@ -69,7 +69,7 @@ PASSES, HALF, MEASURING = 200, 0.5, 120.0
 TRIAL, FEWEST = 150.0, 3
 """So many seconds of the time for trials, or more, are there for each form and loss; so many are tried in any case.
 
-Where trials are short what begins near its target wins, whatever it costs (`docs/log.md`, 2026-11-29)."""
+In shorter trials the form wins that begins nearest to the target, whatever its passes cost."""
 LARGE = 100_000_000
 """Of several forms those that have more weights than this, and than the target, are left out."""
 ROWS, PARTS, WATCHED = (4, 8, 16, 32, 64), 4, 8
@@ -81,7 +81,7 @@ but never below the second number. A judged token is taken to cost the third tim
 arms begin anew with every prompt."""
 CHECKPOINTS, KEPT = 3 * 12, 4 * 4
 """Bytes of a weight that learns: in all checkpoints, with the optimiser's state, and in what is kept beside them: the
-best trial's, those of the one that ends, what AdaSPEC's filter compares with, and the best folder."""
+weights of the best trial, of the one that ends and of AdaSPEC's reference, and the best folder."""
 ARMS_TRIED, GIVEN, FROM_TEXT, ROUNDED = "arms", "given draft", "drafts from text", "self:int8"
 ARMS, JUDGING, SIZES = 5, "judging", "sizes"
 """How many arms are judged at most: plain decoding, these three, and the new draft."""

@@ -12,7 +12,7 @@ from torch import nn
 from polydraft.bench.aligning.align_plan import AUTO, AlignPlan
 from polydraft.bench.aligning.prompt_split import different
 from polydraft.bench.prompts import Prompt
-from polydraft.drafters import drafter_of, is_boosted, is_head
+from polydraft.drafters import Drafter, drafter_of, is_boosted, is_head
 from polydraft.engine import load
 from polydraft.errors import CheckpointError, InvalidParameter, UnsupportedModel, VocabularyMismatch
 from polydraft.fetched import is_derived, is_stack
@@ -134,10 +134,10 @@ def wanted_forms(plan: AlignPlan, draft: Any, name: str) -> list[DraftForm]:
         InvalidParameter: the draft is none that can be tuned and has to be, or no form learns by a loss.
     """
     given = tunable(draft)
-    if given:
-        check_weights([draft])
-    elif draft is not None:
-        _check_untuned(plan, name)
+    if draft is not None:
+        check_weights(draft if isinstance(draft, Drafter) else drafter_of(draft))
+        if not given:
+            _check_untuned(plan, name)
     words = (*(GIVEN if given else ()), *UNASKED) if plan.form == AUTO else (plan.form,)
     forms = [draft_form(word) for word in dict.fromkeys(words)]
     found = [form for form in forms if not plan.losses or {*plan.losses} <= {*form.allowed}]

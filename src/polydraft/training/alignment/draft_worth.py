@@ -1,12 +1,12 @@
 """How many tokens a target call brings with a draft, measured on the target's own text without drafted decoding."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from polydraft.drafters import Drafter, owned_models, owned_networks
 from polydraft.errors import InvalidParameter
@@ -83,7 +83,7 @@ def measure_draft(
     if not prompts or min(map(len, prompts)) < 1:
         raise InvalidParameter("A draft is measured on text behind prompts of at least one token; give such prompts.")
     check_chains(target, drafter, length)
-    check_weights([*map(module_of, owned_models(drafter)), *owned_networks(drafter)])
+    check_weights(drafter)
     parts = list[DraftWorth]()
     for first in range(0, len(prompts), TOGETHER):
         some = prompts[first : first + TOGETHER]
@@ -92,12 +92,13 @@ def measure_draft(
     return joined(parts)
 
 
-def check_weights(networks: Iterable[nn.Module | None]) -> None:
-    """Check that a draft's weights are finite, whose rows would be no laws.
+def check_weights(drafter: Drafter) -> None:
+    """Check that a drafter's weights are finite, whose rows would be no laws.
 
     Raises:
         InvalidParameter: they are not.
     """
+    networks = [*map(module_of, owned_models(drafter)), *owned_networks(drafter)]
     weights = (one for network in networks if network is not None for one in network.parameters())
     if not all(one.is_meta or bool(one.isfinite().all()) for one in weights):
         raise InvalidParameter("The draft's weights are no numbers: its folder is damaged.")
