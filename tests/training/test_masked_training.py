@@ -177,13 +177,14 @@ def test_the_loss_falls() -> None:
 
 
 def test_a_path_term_is_written_read_and_gone_on_with(tmp_path: Path) -> None:
-    """In its model's own file of weights, of which a program that knows no path term reads the rest."""
+    """In a file of its own, so that a program that knows no path term reads the rest, and nothing complains."""
     ends, model = TargetEnds.of(target()), HuggingFaceModel(target())
     made = MAKERS["pard-path"].make(target(), ends, usual_reads(2), HeadSize(rank=5), None)
     term = cast(ParallelDrafter, made.drafter).path
     assert term is not None
     nn.init.normal_(term.markov_w2.weight)
     made.write(tmp_path, model, "official", "")
+    assert not any("markov" in name for name in load_file(tmp_path / "model.safetensors"))
     found = cast(ParallelDrafter, drafter_of(polydraft.models.load_draft(str(tmp_path), target())))
     assert found.path is not None and found.mask_id == VOCAB and found.path.rank == 5
     for name, weight in found.path.state_dict().items():
@@ -205,11 +206,14 @@ def test_a_path_term_is_written_read_and_gone_on_with(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**config, "pard_path_rank": rank}))
         with pytest.raises(CheckpointError, match=message):
             drafter_of(polydraft.models.load_draft(str(tmp_path), target()))
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["path_term.markov_w1.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    tensors = load_file(tmp_path / "path_term.safetensors")
+    del tensors["markov_w1.weight"]
+    save_file(tensors, tmp_path / "path_term.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"path_term\.markov_w1\.weight is missing"):
+    with pytest.raises(CheckpointError, match=r"markov_w1\.weight is missing"):
+        drafter_of(polydraft.models.load_draft(str(tmp_path), target()))
+    (tmp_path / "path_term.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"it holds no path_term\.safetensors\."):
         drafter_of(polydraft.models.load_draft(str(tmp_path), target()))
 
 

@@ -1,7 +1,7 @@
 """Which drafter a draft model is for, by what its configuration says that it was trained for.
 
 `pard_token`, or `spd_type` "pard"                        fills masks behind the text (`ParallelDrafter`)
-`pard_path_rank` r beside it                              and knows the drafted token above, by `path_term.*` weights
+`pard_path_rank` r beside it                              and knows the drafted token above, by path_term.safetensors
 `spec_drafter` {"block_size": k, "mask_token_id": id}     an encoder-decoder that fills a block (`SpecDrafter`)
 `jacobi_block` k                                          mends a block of guesses (`JacobiBlockDrafter`)
 none                                                      drafts token by token (`ModelDrafter`)
@@ -25,8 +25,8 @@ PARD, SPEC, JACOBI = "pard", "spec_drafter", "jacobi_block"
 MASKED = frozenset(("pard_token", "spd_type", SPEC, JACOBI))
 """What a configuration may have that is for masks or guesses; without these a draft model drafts token by token."""
 BLOCK, MASK = "block_size", "mask_token_id"
-PATH, RANK = "path_term.", "pard_path_rank"
-"""How the weights of a path term are called in a model's folder, and what its configuration says of it."""
+PATH_FILE, RANK = "path_term.safetensors", "pard_path_rank"
+"""The file of a path term in a model's folder, which other programs pass over, and how the configuration tells it."""
 MASK_KEYS = (MASK, "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Where a mask token is looked for; the first that there is counts, as in vLLM. `dflash_config` is of block heads."""
 
@@ -69,13 +69,13 @@ def _path_term(module: Any, rank: object) -> Markov:
     name = getattr(module, "name_or_path", "")
     if not name:
         raise CheckpointError(f"The draft model's configuration has {RANK}, and nothing says where its path term is.")
-    folder = read_plain(name, lambda one: one.startswith(PATH))
+    folder = read_plain(name, files=(PATH_FILE,))
     size = Fields(_name(module), {RANK: rank}).count(RANK, most=module.get_output_embeddings().weight.shape[1])
     rows, tensors = len(module.get_output_embeddings().weight), Tensors.of(folder)
     with torch.device("meta"):
         made = Markov(rows, rows, size)
     made.to_empty(device="cpu")
-    tensors.fill(made, PATH)
+    tensors.fill(made, "")
     return made.to(module.device).requires_grad_(False).eval()
 
 

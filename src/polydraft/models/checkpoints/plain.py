@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,18 +79,19 @@ def plain_config(name: object) -> tuple[Source, Mapping[str, Any]]:
     return source, read_json(config_file(source), source)
 
 
-def read_plain(name: object, wanted: Callable[[str], bool] = bool) -> PlainFolder:
+def read_plain(name: object, wanted: Callable[[str], bool] = bool, files: Sequence[str] = FILES) -> PlainFolder:
     """Read a folder, or a hub repository; no code is run and nothing but numbers is taken.
 
     Args:
         name: the folder or hub name.
         wanted: tells by its name whether a tensor is read; all are unless said otherwise.
+        files: the first of these that there is has the tensors, or names those that have.
 
     Raises:
         CheckpointError: it is missing or damaged, or pickled weights hold more than numbers.
     """
     source, config = plain_config(name)
-    tensors, file = _all_parts(source, partial(_tensors, wanted=wanted))
+    tensors, file = _all_parts(source, partial(_tensors, wanted=wanted), files)
     return PlainFolder(source.name, config, tensors, file)
 
 
@@ -119,14 +120,14 @@ def plain_shapes(source: Source) -> dict[str, tuple[int, ...]]:
     return _all_parts(source, _shapes)[0]
 
 
-def _all_parts(source: Source, read: Callable[[Path], dict[str, Found]]) -> tuple[dict[str, Found], str]:
+def _all_parts(
+    source: Source, read: Callable[[Path], dict[str, Found]], files: Sequence[str] = FILES
+) -> tuple[dict[str, Found], str]:
     """Return what is read of all files of weights, and the name of the first, or of their index."""
-    file = next((found for one in FILES if (found := _file(source, one)) is not None), None)
+    file = next((found for one in files if (found := _file(source, one)) is not None), None)
     if file is None:
-        raise CheckpointError(
-            f"No head can be loaded from {source.name}: it holds no {SAFE}, and no {MEDUSA}.safetensors, {PICKLED} or "
-            f"{MEDUSA}.pt in its place."
-        )
+        others = f", and no {MEDUSA}.safetensors, {PICKLED} or {MEDUSA}.pt in its place" if len(files) > 1 else ""
+        raise CheckpointError(f"No head can be loaded from {source.name}: it holds no {files[0]}{others}.")
     read_ones: dict[str, Found] = {}
     parts = _parts(file, source) if file.name in (SAFE_INDEX, PICKLED_INDEX) else [file]
     for part in parts:

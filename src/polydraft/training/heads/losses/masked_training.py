@@ -7,17 +7,17 @@ Source: arXiv 2504.18583; AMD-AIG-AIMA/PARD, pard/pard_train.py.
 """
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from polydraft.drafters import ModelDrafter, ParallelDrafter, SpecDrafter, drafter_of
-from polydraft.drafters.draft_kinds import MASK_KEYS, PATH, RANK
+from polydraft.drafters.draft_kinds import MASK_KEYS, PATH_FILE, RANK
 from polydraft.drafters.heads.paths import Markov
 from polydraft.drafters.heads.sublayers import Anatomy
 from polydraft.errors import InvalidParameter
@@ -261,22 +261,14 @@ def write_draft_model(
     drafter: ModelDrafter | ParallelDrafter | SpecDrafter, folder: Path, target: HuggingFaceModel, *, card: str = ""
 ) -> None:
     """Write the model of a drafter, with the path term that one for masks may have; the rest as of `write_model`."""
-    path = getattr(drafter, "path", None)
-    beside = {} if path is None else {PATH + name: value for name, value in path.state_dict().items()}
-    write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card, beside)
+    write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card)
+    if isinstance(drafter, ParallelDrafter) and drafter.path is not None:
+        term = {name: value.to(torch.bfloat16) for name, value in drafter.path.state_dict().items()}
+        save_file(term, folder / PATH_FILE, metadata={"format": "pt"})
 
 
-def _rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.to(torch.bfloat16) for name, value in tensors.items()}
-
-
-def write_model(
-    model: PreTrainedModel, folder: Path, target: HuggingFaceModel, card: str, beside: Mapping[str, Tensor] = {}
-) -> None:
+def write_model(model: PreTrainedModel, folder: Path, target: HuggingFaceModel, card: str) -> None:
     """Write a draft model as Hugging Face does, in bfloat16, with the target's tokenizer where that is known.
-
-    Args:
-        beside: more tensors for its file of weights.
 
     Raises:
         OSError: the files cannot be written.
@@ -284,7 +276,7 @@ def write_model(
     with held_back():
         made = copy.deepcopy(model)
         cast(nn.Module, made).to(torch.bfloat16)
-        made.save_pretrained(folder, state_dict={**made.state_dict(), **_rounded(beside)} if beside else None)
+        made.save_pretrained(folder)
         tokenizer = tokenizer_of(target.model)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
