@@ -111,7 +111,7 @@ def test_filters_have_no_temperature_of_their_own(here: Path) -> None:
 def test_heads_learn_under_the_filters_that_are_served(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, own, served = list[SamplingParams](), TargetEnds.laws, SamplingParams(top_k=2)
     monkeypatch.setattr(TargetEnds, "laws", lambda ends, *given: (found.append(ends.filters), own(ends, *given))[1])
-    chosen = plan(temperatures=(1.0,), filters=served, form="medusa", losses=("entropy",))
+    chosen = plan(temperatures=(1.0,), filters=served, forms=("medusa",), losses=("entropy",))
     run_alignment("target", None, PROMPTS, chosen, clock=ticking())
     assert found and all(one == served for one in found)
 
@@ -192,7 +192,7 @@ def test_a_target_of_eight_bits_needs_no_gradients(here: Path, monkeypatch: pyte
 @pytest.mark.slow
 def test_a_gguf_file_of_eight_bits_gets_a_draft(here: Path) -> None:
     write_gguf(here / "model.gguf", kind=GGMLQuantizationType.Q8_0)
-    found = run_alignment("model.gguf", None, PROMPTS, plan(losses=(), form="layers"), clock=ticking())
+    found = run_alignment("model.gguf", None, PROMPTS, plan(losses=(), forms=("layers",)), clock=ticking())
     assert found.folder == Path("made") and found.curve
     check_drafts(Path("made"), "model.gguf")
 
@@ -284,7 +284,7 @@ def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch
     form = replace(stages.draft_form("tuned"), rate=0.9, losses=("tvd",))
     for place in (stages, alignable):
         monkeypatch.setattr(place, "draft_form", lambda _: form)
-    found = run_alignment("target", "target", PROMPTS, plan(losses=("tvd",), form="tuned"), clock=ticking())
+    found = run_alignment("target", "target", PROMPTS, plan(losses=("tvd",), forms=("tuned",)), clock=ticking())
     assert not found.verdict.better and "No step of training was worth more" in found.verdict.reason
     assert len(found.curve) > 1 and best_of(found.curve).step == 0
     given, made = (load_file(Path(one) / "model.safetensors")["lm_head.weight"] for one in ("target", "made"))
@@ -304,7 +304,10 @@ def test_a_drafter_that_cannot_be_tuned_is_not(here: Path) -> None:
     with pytest.raises(InvalidParameter, match="The draft's weights are no numbers"):
         wanted_forms(plan(losses=()), head.drafter, "head")
     with pytest.raises(InvalidParameter, match="--draft ngram is no draft model of its own, and these alone are tuned"):
-        wanted_forms(plan(losses=(), form="lora"), polydraft.NgramDrafter(), "ngram")
+        wanted_forms(plan(losses=(), forms=("layers", "lora")), polydraft.NgramDrafter(), "ngram")
+    named = wanted_forms(plan(losses=(), forms=("small", "layers", "small")), None, "none")
+    assert [form.word for form in named] == ["small", "layers"]
+    assert [form.word for form in wanted_forms(plan(losses=(), forms=("auto",)), None, "none")] == first
 
 
 @pytest.mark.parametrize("draft", ["head", "self:int8", "draft < ngram"])
@@ -371,7 +374,9 @@ def test_forms_with_more_weights_than_their_target_are_left_out_where_these_are_
     left = {one.partition(":")[0] for one in said if one.endswith("million weights, more than the target.")}
     sizes = json.loads((here / "made-work" / "sizes.json").read_text())
     assert found.costs and left and not left & {*found.costs} and 1000 < max(sizes.values()) <= most
-    alone = run_alignment("target", None, PROMPTS, plan(losses=(), form=min(left), out=Path("one")), clock=ticking())
+    alone = run_alignment(
+        "target", None, PROMPTS, plan(losses=(), forms=(min(left),), out=Path("one")), clock=ticking()
+    )
     assert alone.costs and {*alone.costs} == {min(left)}, "what is named is looked at whatever its size"
 
 
@@ -424,6 +429,8 @@ BAD = [
     (("--form", "spec-drafter"), "The form spec-drafter is for encoder-decoders"),
     (("--form", "medusa-2"), "The form medusa-2 has the target learn with it"),
     (("--form", "tuned"), "There is no draft model for --form tuned"),
+    (("--form", "small", "--form", "tuned"), "There is no draft model for --form tuned"),
+    (("--form", "auto", "--form", "small"), "--form auto is all forms that can pay"),
     (("--form", "lora"), "There is no draft model for --form lora"),
     (("--form", "mixing", "--loss", "tvd"), "form mixing learns by"),
     (("--draft", "draft", "--loss", "jsb"), "not 'jsb'"),
@@ -528,7 +535,7 @@ def test_a_target_of_no_numbers_is_refused(here: Path, folders: tuple[Path, Path
 def test_other_forms_are_made_judged_and_load(form: str, here: Path) -> None:
     draft = "draft" if form != "width" else None
     losses = ("adaspec",) if form == "lora" else ()
-    found = run_alignment("target", draft, PROMPTS, plan(form=form, losses=losses), clock=ticking())
+    found = run_alignment("target", draft, PROMPTS, plan(forms=(form,), losses=losses), clock=ticking())
     assert found.form == form and found.folder == Path("made")
     assert (here / "made-work" / "reference-lora.safetensors").is_file() == (form == "lora")
     check_drafts(Path("made"))
@@ -646,7 +653,7 @@ def test_a_trial_that_was_interrupted_goes_on_to_its_planned_end(
     def noting() -> Iterator[Callable[[], bool]]:
         yield lambda: len(lasts[-1].taken) >= lasts[-1].steps - left
 
-    lasts, asked = list[runs._Last](), plan(minutes=0.3, losses=("jsd",), form="tuned")
+    lasts, asked = list[runs._Last](), plan(minutes=0.3, losses=("jsd",), forms=("tuned",))
     monkeypatch.setattr(runs, "_Last", Noted)
     monkeypatch.setattr(stages, "distilled", end)
     for given in ({"noting": noting}, {}):
@@ -672,7 +679,7 @@ def test_a_trial_that_was_killed_goes_on_from_its_last_checkpoint(here: Path, mo
     def end(*_: Any) -> None:
         raise Killed
 
-    taken, asked = list[int](), plan(minutes=0.3, losses=("jsd",), form="tuned")
+    taken, asked = list[int](), plan(minutes=0.3, losses=("jsd",), forms=("tuned",))
     monkeypatch.setattr(runs, "_Last", Noted)
     monkeypatch.setattr(stages, "distilled", end)
     for _ in range(2):
@@ -697,7 +704,7 @@ def test_a_form_of_whose_steps_too_few_fit_is_left_out_and_named(here: Path, mon
     monkeypatch.setattr(runs, "MOST_STEPS", 8)
     monkeypatch.setattr(stages, "distilled", end)
     monkeypatch.setattr(runs, "TRIED", 0.9)
-    given = plan(losses=("jsd", "lk-alpha", "tvd"), form="layers", minutes=1)
+    given = plan(losses=("jsd", "lk-alpha", "tvd"), forms=("layers",), minutes=1)
     with pytest.raises(KeyboardInterrupt):
         run_alignment("target", None, PROMPTS, given, clock=ticking(), say=said.append)
     trials = json.loads((here / "made-work" / "trials.json").read_text())
@@ -735,14 +742,14 @@ def test_half_deleted_checkpoints_of_a_trial_are_not_gone_on_from(here: Path, mo
                 one.unlink()
             raise Killed
 
-    asked = plan(losses=("jsd",), form="tuned")
+    asked = plan(losses=("jsd",), forms=("tuned",))
     with monkeypatch.context() as patched:
         patched.setattr(runs.shutil, "rmtree", half)
         with pytest.raises(Killed):
             run_alignment("target", "draft", PROMPTS, asked, clock=ticking())
     assert json.loads((here / "made-work" / "trials.json").read_text())
     assert run_alignment(
-        "target", "draft", PROMPTS, plan(losses=("jsd",), form="tuned", minutes=1), clock=ticking()
+        "target", "draft", PROMPTS, plan(losses=("jsd",), forms=("tuned",), minutes=1), clock=ticking()
     ).folder
     assert not [*(here / "made-work").glob("trial-*")]
 
@@ -874,9 +881,11 @@ def test_the_work_folder_keeps_to_its_bytes(here: Path, monkeypatch: pytest.Monk
     ):
         watched(owner, name)
     with pytest.raises(InvalidParameter, match="--most-bytes 1000 are too few") as refused:
-        run_alignment("target", "draft", PROMPTS, plan(most_bytes=1000, losses=losses, form="tuned"), clock=ticking())
+        run_alignment(
+            "target", "draft", PROMPTS, plan(most_bytes=1000, losses=losses, forms=("tuned",)), clock=ticking()
+        )
     most = int(str(refused.value).split("give ")[1].split()[0])
-    asked = plan(most_bytes=most, losses=losses, form="tuned", minutes=3, out=Path("other"))
+    asked = plan(most_bytes=most, losses=losses, forms=("tuned",), minutes=3, out=Path("other"))
     assert run_alignment("target", "draft", PROMPTS, asked, clock=ticking()).folder
     largest = max(sum(one.values()) for one in seen)
     kept = [sum(size for name, size in one.items() if "/checkpoint-" in name) for one in seen]

@@ -25,8 +25,8 @@ class AlignPlan:
         out: the folder of the draft.
         work: what the stages leave, to go on from; None for `out` with "-work" behind it.
         minutes: the time of all stages together.
-        form: one of `FORMS`, or "auto" for what can pay.
-        losses: which are tried; () for the usual ones of the form.
+        forms: which are looked at, of `FORMS`; () or "auto" alone for what can pay.
+        losses: which are tried; () for the usual ones of each form.
         temperatures: which are served.
         filters: which are served (top_k, top_p, ...), at their temperature of 1; they do nothing at temperature 0.
         texts: how many texts are written behind a prompt at most; None for as many as there is time for.
@@ -41,7 +41,7 @@ class AlignPlan:
     out: Path
     work: Path | None = None
     minutes: float = 20.0
-    form: str = AUTO
+    forms: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0, 1.0)
     filters: SamplingParams = UNFILTERED
@@ -57,8 +57,12 @@ class AlignPlan:
             raise InvalidParameter(f"--most-bytes must be at least 1, but is {self.most_bytes}.")
         if self.texts is not None and self.texts < 1:
             raise InvalidParameter(f"At least 1 text is written behind a prompt, not {self.texts}.")
-        if self.form != AUTO:
-            draft_form(self.form).chosen_losses(self.losses)
+        if AUTO in self.forms and len(self.forms) > 1:
+            raise InvalidParameter(
+                f"--form {AUTO} is all forms that can pay; leave it out, or name no others beside it."
+            )
+        for form in self.named_forms:
+            draft_form(form).chosen_losses(self.losses)
         known = sorted({loss for form in FORMS.values() for loss in form.allowed})
         for loss in self.losses:
             if loss not in known:
@@ -83,6 +87,11 @@ class AlignPlan:
                 raise InvalidParameter(
                     f"{flag} {folder} cannot be written: {there} is no folder, or not yours to write."
                 )
+
+    @property
+    def named_forms(self) -> tuple[str, ...]:
+        """The forms that the user named; () where all count that can pay."""
+        return () if self.forms == (AUTO,) else self.forms
 
     @property
     def place(self) -> Path:

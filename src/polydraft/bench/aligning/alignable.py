@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polydraft.bench.aligning.align_plan import AUTO, AlignPlan
+from polydraft.bench.aligning.align_plan import AlignPlan
 from polydraft.bench.aligning.prompt_split import different
 from polydraft.bench.prompts import Prompt
 from polydraft.drafters import Drafter, drafter_of, is_boosted, is_head
@@ -47,8 +47,8 @@ def check_asked(
     facts = planned(target)
     if facts.encodes:
         raise InvalidParameter(encoder_in_words(str(target)))
-    if plan.form != AUTO:
-        check_tunable(plan.form, draft)
+    for form in plan.named_forms:
+        check_tunable(form, draft)
     drafting = is_stack(draft) or is_derived(draft) or is_head(draft) or is_boosted(draft)
     if drafting:
         _check_untuned(plan, str(draft))
@@ -66,7 +66,7 @@ def room_of(context: int, plan: AlignPlan) -> int:
     """Return how many tokens a prompt may have.
 
     Raises:
-        InvalidParameter: none.
+        InvalidParameter: there is none.
     """
     room = min(min(LENGTH, context) * 3 // 4, context - plan.max_new_tokens - 1)
     if room < 1:
@@ -138,7 +138,7 @@ def wanted_forms(plan: AlignPlan, draft: Any, name: str) -> list[DraftForm]:
         check_weights(draft if isinstance(draft, Drafter) else drafter_of(draft))
         if not given:
             _check_untuned(plan, name)
-    words = (*(GIVEN if given else ()), *UNASKED) if plan.form == AUTO else (plan.form,)
+    words = plan.named_forms or (*(GIVEN if given else ()), *UNASKED)
     forms = [draft_form(word) for word in dict.fromkeys(words)]
     found = [form for form in forms if not plan.losses or {*plan.losses} <= {*form.allowed}]
     if not found:
@@ -150,7 +150,7 @@ def wanted_forms(plan: AlignPlan, draft: Any, name: str) -> list[DraftForm]:
 
 def _check_untuned(plan: AlignPlan, name: str) -> None:
     """Raise `InvalidParameter` where a draft is to learn on that cannot; else new ones are compared with it."""
-    if plan.form != AUTO and draft_form(plan.form).tunes:
+    if any(draft_form(form).tunes for form in plan.named_forms):
         raise InvalidParameter(f"--draft {name} {NO_MODEL}")
 
 

@@ -33,7 +33,7 @@ def align(
     prompts: Sequence[str | Prompt] | None = None,
     work: str | Path | None = None,
     minutes: float = 20.0,
-    form: str = AUTO,
+    form: str | Sequence[str] = AUTO,
     losses: Sequence[str] = (),
     temperatures: Sequence[float] = (0.0, 1.0),
     filters: SamplingParams = UNFILTERED,
@@ -58,8 +58,8 @@ def align(
         work: what the stages leave, to go on from; None for `out` with "-work" behind it.
         minutes: the time of all stages together.
         form: "auto" for what can pay, "tuned", "lora", "layers", "width", "small", "vocabulary", "boost:N", or a kind
-            of head.
-        losses: which are tried; () for the usual ones of the form.
+            of head; of several those that can pay are tried.
+        losses: which are tried; () for the usual ones of each form.
         temperatures: which are served.
         filters: which are served, as `SamplingParams(top_p=0.9)`.
         texts: how many texts are written behind a prompt at most; None for as many as there is time for.
@@ -79,7 +79,7 @@ def align(
         out=Path(out),
         work=None if work is None else Path(work),
         minutes=minutes,
-        form=form,
+        forms=(form,) if isinstance(form, str) else tuple(form),
         losses=tuple(losses),
         temperatures=tuple(temperatures),
         filters=filters,
@@ -159,8 +159,9 @@ def check_kept(plan: AlignPlan) -> None:
 
 
 def _asked(plan: AlignPlan) -> dict[str, Any]:
-    names = ("seed", "form", "losses", "temperatures", "texts", "max_new_tokens")
-    return {**{name: getattr(plan, name) for name in names}, "filters": filters_in_force(plan.filters)}
+    names = ("seed", "losses", "temperatures", "texts", "max_new_tokens")
+    named = {"form": plan.named_forms or AUTO, **{name: getattr(plan, name) for name in names}}
+    return {**named, "filters": filters_in_force(plan.filters)}
 
 
 def _identity(plan: AlignPlan, pair: Pair, parts: PromptSplit) -> dict[str, Any]:

@@ -28,7 +28,7 @@ EXCERPT_TOKENS = 64
 USUAL_HEATS = (0.0, 1.0)
 LENGTH, LIMIT = 5, 16
 """The drafts of the longest chain, and the prompts of each task, where a draft is measured."""
-OF_MAKING = {"out": "--out", "work": "--work", "minutes": "--minutes", "form": "--form", "losses": "--loss"}
+OF_MAKING = {"out": "--out", "work": "--work", "minutes": "--minutes", "forms": "--form", "losses": "--loss"}
 OF_MAKING |= {"texts": "--texts", "most_bytes": "--most-bytes"}
 """The options that are of no use where a draft is measured alone."""
 

@@ -64,7 +64,7 @@ def plan_of(request: AlignOptions) -> AlignPlan:
     Raises:
         InvalidParameter: a value out of its range, or folders that cannot be used.
     """
-    names = ("work", "minutes", "form", "losses", "temperatures", "texts", "max_new_tokens", "seed", "most_bytes")
+    names = ("work", "minutes", "forms", "losses", "temperatures", "texts", "max_new_tokens", "seed", "most_bytes")
     given = {name: getattr(request, name) for name in names}
     return AlignPlan(
         out=request.out or USUAL_OUT,

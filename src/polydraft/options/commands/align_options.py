@@ -42,18 +42,19 @@ class AlignOptions:
         panel=OUTPUT,
     ).usually(None)
     minutes: float | None = option(None, "The time of all stages together. Default: 20.", TRAINING)
-    form: str | None = option(
-        None,
-        "What the draft is made of: auto (what can pay here), tuned or lora (--draft learns on), layers or width "
-        "(some of the target's), small (a new model), vocabulary (a head of fewer tokens), boost:N (drafts that cover "
-        "what others miss), or a kind of head of `polydraft train head`, as pard. Default: auto.",
+    forms: tuple[str, ...] = option(
+        (),
+        "What the draft is made of, may be repeated: auto (what can pay here), tuned or lora (--draft learns on), "
+        "layers or width (some of the target's), small (a new model), vocabulary (a head of fewer tokens), boost:N "
+        "(drafts that cover what others miss), or a kind of head of `polydraft train head`, as pard. Default: auto.",
         TRAINING,
         metavar="NAME",
+        flag="--form",
     )
     losses: tuple[str, ...] = option(
         (),
         "A loss to try, may be repeated: fkl, rkl, jsd, tvd, tvd++, lk-alpha, lk-alpha-2, lk-lambda, adaspec, calls, "
-        "accepted, products, or another of docs/alignment.md. Default: what suits the form.",
+        "accepted, products, or another of docs/alignment.md. Default: what suits each form.",
         TRAINING,
         metavar="NAME",
         flag="--loss",
