@@ -262,8 +262,9 @@ def write_draft_model(
 ) -> None:
     """Write the model of a drafter, with the path term that one for masks may have; the rest as of `write_model`."""
     write_model(cast(PreTrainedModel, module_of(drafter.model)), folder, target, card)
-    if isinstance(drafter, ParallelDrafter) and drafter.path is not None:
-        term = {name: value.to(torch.bfloat16) for name, value in drafter.path.state_dict().items()}
+    path = getattr(drafter, "path", None)
+    if path is not None:
+        term = {name: value.to(torch.bfloat16) for name, value in path.state_dict().items()}
         save_file(term, folder / PATH_FILE, metadata={"format": "pt"})
 
 
