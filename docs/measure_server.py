@@ -10,10 +10,12 @@ server keeps prompts for later ones then, since direct calls do not:
     python docs/measure_server.py --arms engine default --clients 1
     python docs/measure_server.py --arms engine default --clients 1 --server-option=--target=smollm2
 
-The arm `learning` is a server whose draft learns from finished texts; its folder is gone afterwards. Below the table
-stands how much memory the server and the processes that it started hold behind each round, how much of it the texts
-take, and how often other weights were used by then. A server that is never idle keeps few texts; with rests it keeps
-them all, and its buffer fills:
+Below the table stands how much memory each server and the processes that it started hold behind each round, pages that
+they share counted once. `--json` prints the same for machines.
+
+The arm `learning` is a server whose draft learns from finished texts; its folder is gone afterwards. Of it the table
+tells, too, how much memory the texts take, and how often other weights were used by then. A server that is never idle
+keeps few texts; with rests it keeps them all, and its buffer fills:
 
     python docs/measure_server.py --arms default learning --clients 4 --temperature 1 --tokens 48 --least 200 \
         --rounds 10
@@ -73,7 +75,7 @@ class Told:
 @dataclass(frozen=True)
 class Load:
     """What one arm did in one round: tokens per second, the times to first tokens, the texts by their number, how many
-    MB its processes hold then, and what its learner says: bytes of the texts that it keeps, and swaps.
+    MB each of its processes holds then, and what its learner says: bytes of the texts that it keeps, and swaps.
     """
 
     speed: float
@@ -97,7 +99,7 @@ class Server:
         """Let clients send texts."""
         found = asyncio.run(loaded(self, clients, texts, asked))
         every = (self.process, *self.process.children(recursive=True))
-        memory = tuple(one.memory_info().rss // 2**20 for one in every)
+        memory = tuple(one.memory_full_info().pss // 2**20 for one in every)
         lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
         told = [line.split()[-1] for name in LEARNER for line in lines if line.startswith(name)]
         return replace(found, memory=memory, learner=tuple(map(float, told)))
@@ -136,7 +138,7 @@ def main() -> None:
             for arm in arms if asked.warm else ():
                 arm.loaded(clients, _texts(clients, asked.warm * clients, 0), asked)
         found = {clients: measured(asked, arms, clients) for clients in asked.clients}
-    print(table(asked, found, (before, load())))
+    print((as_json if asked.json else table)(asked, found, (before, load())))
 
 
 def _arguments() -> argparse.Namespace:
@@ -162,6 +164,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--server-option", action="append", default=[], help="for all servers, such as --target=smollm2"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     asked = parser.parse_args()
     if asked.arms[0] == ENGINE and {*asked.clients} != {1}:
         raise SystemExit(f"The arm {ENGINE} writes for one client: name it behind others, or --clients 1.")
@@ -313,6 +316,22 @@ async def written(session: httpx.AsyncClient, prompt: str, seed: int | None, ask
     return Told(first, tokens, text)
 
 
+def as_json(
+    asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], loads: tuple[float | None, ...]
+) -> str:
+    """Return what was asked and found, but for the texts, as JSON."""
+    torch.set_num_threads(asked.threads)
+    rounds = [
+        {"clients": clients, "arm": name, "round": number, **vars(replace(one, texts=()))}
+        for clients, every in found.items()
+        for number, own in enumerate(every, 1)
+        for name, one in zip(asked.arms, own, strict=True)
+        if one
+    ]
+    own = {"machine": machine(torch.device("cpu")), "versions": versions(), "load": loads}
+    return json.dumps({"asked": vars(asked), **own, "rounds": rounds})
+
+
 def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], loads: tuple[float | None, ...]) -> str:
     """Return what was found as Markdown: each arm's tokens per second, and what the others' are over the first's."""
     names = [
@@ -337,21 +356,21 @@ def table(asked: argparse.Namespace, found: dict[int, list[list[Load | None]]], 
             *(f"| {' | '.join(line)} |" for line in lines),
             *("", note),
             *_overhead(asked.arms, found.get(1, [])),
-            *(_memory(name, place, found) for place, name in enumerate(asked.arms) if name == "learning"),
+            *(_memory(name, place, found) for place, name in enumerate(asked.arms) if name != ENGINE),
         ]
     )
 
 
 def _memory(name: str, place: int, found: dict[int, list[list[Load | None]]]) -> str:
     """Say what an arm's processes hold behind each round."""
-    rounds = [one for own in found.values() for each in own if (one := each[place])]
     behind = list[str]()
-    for one in rounds:
-        texts, swaps = one.learner
-        all_of_them = f"{' + '.join(map(str, one.memory))} = {sum(one.memory)}"
-        behind.append(f"{all_of_them} (texts {texts / 2**20:.0f}, {swaps:.0f} swaps)")
-    told = ", ".join(behind)
-    return f"MB of the arm {name} behind each round, of the server and the processes that it started: {told}."
+    for one in (each[place] for own in found.values() for each in own):
+        assert one is not None
+        texts = f" (texts {one.learner[0] / 2**20:.0f}, {one.learner[1]:.0f} swaps)" if one.learner else ""
+        behind.append(f"{' + '.join(map(str, one.memory))} = {sum(one.memory)}{texts}")
+    return (
+        f"MB of the arm {name} behind each round, of the server and the processes that it started: {', '.join(behind)}."
+    )
 
 
 def _overhead(names: Sequence[str], rounds: Sequence[Sequence[Load | None]]) -> list[str]:

@@ -10,7 +10,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -62,6 +62,8 @@ TIMES = "transfer", "twice", "boost"
 """Experiments whose drafts are timed beside plain decoding of the first target."""
 IN_TURN = ", in turn"
 """What the name of boosted drafts ends with that learn one after the other, and not at once."""
+DRAFTING = "ms of drafting a call"
+"""What times of drafting are called beside speeds; the drafts are the last arm that is timed."""
 IN_TREES = "trees"
 """The experiment whose drafts decode in trees."""
 TREES = {2: TreeShape(((2,), (2, 2), (2,) * 4)), 4: TreeShape(((4,), (4,) * 4))}
@@ -69,7 +71,9 @@ TREES = {2: TreeShape(((2,), (2, 2), (2,) * 4)), 4: TreeShape(((4,), (4,) * 4))}
 YOUNG, SHIPPED, FEW_LAYERS = "young", "shipped", "six layers"
 WIDTHS = {"half as wide": 0.5, "as wide": 1.0, "twice as wide": 2.0}
 """New drafts of the shapes of the shipped one but for their widths, which have learnt nothing."""
-RATES = {YOUNG: RATE, SHIPPED: 1e-3, FEW_LAYERS: RATE}
+LARGER = {"four times as deep": (1, 4), "three times as wide": (3, 1), "six times as deep": (1, 6)}
+"""Young drafts so many times as wide and as deep: drafting takes as long as that of two or, the last, three drafts."""
+RATES = {YOUNG: RATE, SHIPPED: 1e-3, FEW_LAYERS: RATE, **dict.fromkeys(LARGER, RATE)}
 NEW_RATE = 4e-3
 Line = dict[str, Any]
 
@@ -87,7 +91,8 @@ class Trial:
         form: how it learns: all weights of one draft, or several drafts.
         longer: how many times as many steps as others it takes: as many as there are boosted drafts beside it; 0 for
             the start.
-        start: what it begins with: the young draft, the one that ships, a fifth of the target's layers, or a new one.
+        start: what it begins with: the young draft or a larger one, the one that ships, a fifth of the target's
+            layers, or a new one.
     """
 
     experiment: str
@@ -192,7 +197,7 @@ class Bench:
         return torch.tensor([one for one in ids if len(one) == GIVEN]).repeat(2, 1)
 
     def start(self, kind: str) -> Any:
-        """Return what arms begin with; the young draft is made where it is missing."""
+        """Return what arms begin with; young drafts are made where they are missing."""
         draft: Any = self.pair.draft
         if kind == SHIPPED:
             return copied(draft, draft.config.num_hidden_layers, None).eval()
@@ -202,18 +207,19 @@ class Bench:
             return made.network.eval()
         if kind in WIDTHS:
             return self._new(draft, WIDTHS[kind]).eval()
-        made = self._new(draft, 1.0)
-        learner, path = _Reader(made, self.ends, draft_loss("fkl")), self.work / "start.safetensors"
+        made, own = self._new(draft, *LARGER.get(kind, (1, 1))), f"-{kind.replace(' ', '-')}" if kind in LARGER else ""
+        learner, path = _Reader(made, self.ends, draft_loss("fkl")), self.work / f"start{own}.safetensors"
         if not path.is_file():
             files = self.shards("fixed")
-            self._run(learner, files, 2 * self.steps, 0, self.work / "run-start", NEW_RATE)
+            self._run(learner, files, 2 * self.steps, 0, self.work / f"run-start{own}", NEW_RATE)
             write_weights(learner, path)
         read_weights(learner, path)
         return made.eval()
 
-    def _new(self, draft: Any, wide: float) -> Any:
-        """Return a draft of another's shapes, so many times as wide, that has learnt nothing."""
+    def _new(self, draft: Any, wide: float, deep: int = 1) -> Any:
+        """Return a draft of another's shapes, so many times as wide and as deep, that has learnt nothing."""
         config = copy.deepcopy(draft.config)
+        config.num_hidden_layers *= deep
         for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
             setattr(config, name, int(wide * getattr(config, name)))
         with torch.random.fork_rng(devices=[]):
@@ -331,7 +337,7 @@ class Bench:
         told: Line = {}
         for heat in (0.0, 1.0):
             settings: Line = {"temperature": heat, "max_new_tokens": NEW, "eos_token_id": None}
-            runs = {name: list[list[PairedRuns]]() for name in arms}
+            runs, drafting = {name: list[list[PairedRuns]]() for name in arms}, list[float]()
             for number, one in enumerate(self.begun(kind)[:TIMED, :GIVEN]):
                 for name, (model, drafter, chosen) in arms.items():
                     plain = polydraft.generate(first, one[None], drafter="none", seed=number, **settings).statistics
@@ -340,9 +346,11 @@ class Bench:
                     ).statistics
                     sides = ((side.new_tokens, side.seconds["total"]) for side in (found, plain))
                     runs[name].append([PairedRuns(*next(sides), *next(sides))])
+                drafting.append(1000 * found.seconds["draft"] / found.target_calls)
             for name, pairs in runs.items():
                 ratio = speed_up(pairs).total
                 told.setdefault(name, {})[f"{heat:g}"] = [ratio.mean, ratio.low, ratio.high]
+            told.setdefault(DRAFTING, {})[f"{heat:g}"] = [median(drafting)]
         return told
 
     def _budget(self) -> Budget:

@@ -22,7 +22,22 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from arms import FEW_LAYERS, HELD, IN_TREES, IN_TURN, LENGTH, SHIPPED, TEXTS, WIDTHS, YOUNG, Bench, Line, Trial
+from arms import (
+    DRAFTING,
+    FEW_LAYERS,
+    HELD,
+    IN_TREES,
+    IN_TURN,
+    LARGER,
+    LENGTH,
+    SHIPPED,
+    TEXTS,
+    WIDTHS,
+    YOUNG,
+    Bench,
+    Line,
+    Trial,
+)
 
 import polydraft
 
@@ -61,6 +76,8 @@ def trials(seeds: Sequence[int]) -> Iterator[Trial]:
             yield Trial("boost", "fkl", seed=seed, form=form)
         for longer in (2, 3):
             yield Trial("boost", "fkl", seed=seed, longer=longer)
+        for start in LARGER:
+            yield Trial("boost", "fkl", seed=seed, start=start)
         for source in TEXTS_A_PROMPT:
             yield Trial("texts", "jsd", source, seed)
         yield Trial("transfer", "jsd", seed=seed, longer=0)
@@ -129,9 +146,12 @@ def speeds_in_words(some: Sequence[dict[str, dict[str, list[float]]]]) -> Iterat
     for name in some[0] if some else ():
         words = list[str]()
         for heat in "01":
-            middles, lows, highs = zip(*(one[name][heat] for one in some), strict=True)
-            words.append(f"{fmean(middles):.2f} [{min(lows):.2f}, {max(highs):.2f}]")
-        yield ", ".join(words) if name == "drafted" else f"{name} {', '.join(words)}"
+            middles, *ends = zip(*(one[name][heat] for one in some), strict=True)
+            words.append(
+                f"{fmean(middles):.2f} [{min(ends[0]):.2f}, {max(ends[1]):.2f}]" if ends else f"{fmean(middles):.0f}"
+            )
+        own = ", ".join(words)
+        yield own if name == "drafted" else f"{own} {name}" if name == DRAFTING else f"{name} {own}"
 
 
 def in_trees(some: Sequence[dict[str, float]]) -> Iterator[str]:
