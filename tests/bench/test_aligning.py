@@ -87,6 +87,12 @@ def test_before_is_the_fastest_at_each_temperature_and_one_slower_temperature_sp
     assert not alone.better and "Fewer than two prompts" in alone.reason
 
 
+def test_a_draft_that_is_slower_than_plain_decoding_is_no_better() -> None:
+    judged = judge(runs({"given draft": 0.7, "drafts from text": 0.72, "after": 0.9}, 2), 0)
+    assert [one.before for one in judged] == ["plain", "plain"] and [one.fastest for one in judged] == [1.0, 1.0]
+    assert not verdict_of(judged).better and all(one.ratio == one.over_plain["after"] for one in judged)
+
+
 def test_a_round_that_an_arm_did_not_finish_does_not_count() -> None:
     found = runs({"given draft": 1.2, "after": 1.4}, 3, prompts=3)
     judged = judge([*found, record("plain", "p9", 0.0, 0, 1e-6)], 0)

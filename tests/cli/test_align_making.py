@@ -291,6 +291,22 @@ def test_what_is_worse_is_never_kept(here: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(given.bfloat16(), made)
 
 
+def test_a_given_draft_is_measured_before_its_first_trial_whatever_is_tried_before(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "distilled", interrupt)
+    monkeypatch.setattr(stages, "cost_of", lambda *_: PAYS)
+    with pytest.raises(KeyboardInterrupt):
+        run_alignment(
+            "target", "draft", PROMPTS, plan(minutes=1, losses=(), forms=("layers", "tuned")), clock=ticking()
+        )
+    trials, curve = (json.loads(Path(f"made-work/{name}.json").read_text()) for name in ("trials", "curve"))
+    assert [one["form"] for one in trials] == ["layers", "tuned"] and [one["step"] for one in curve] == [0]
+
+
 def test_a_drafter_that_cannot_be_tuned_is_not(here: Path) -> None:
     for draft in (None, polydraft.NgramDrafter()):
         first = [form.word for form in wanted_forms(plan(losses=()), draft, "ngram")]
@@ -326,7 +342,11 @@ def test_new_drafts_are_compared_with_a_given_one_that_cannot_be_tuned(
 
 
 def arms_of(
-    minutes: float, draft: str | None, monkeypatch: pytest.MonkeyPatch, **changes: Any
+    minutes: float,
+    draft: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    say: Callable[[str], None] = lambda _: None,
+    **changes: Any,
 ) -> list[tuple[str, str]]:
     """Return what an alignment would try."""
 
@@ -338,7 +358,7 @@ def arms_of(
     with monkeypatch.context() as patched:
         patched.setattr(stages, "tried", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_alignment("target", draft, PROMPTS, plan(minutes=minutes, **changes), clock=ticking())
+            run_alignment("target", draft, PROMPTS, plan(minutes=minutes, **changes), clock=ticking(), say=say)
     return tried
 
 
@@ -352,8 +372,10 @@ def test_all_forms_that_can_pay_are_tried_as_far_as_there_is_time_the_given_draf
     monkeypatch.setattr(stages, "owned_networks", lambda _: [])
     monkeypatch.setattr(stages, "cost_of", lambda _, word, __: costs.get(word, PAYS))
     tuned = [("tuned", one) for one in ("jsd", "lk-alpha", "calls")]
-    own = {"losses": (), "work": Path("given")}
-    assert arms_of(0.2, "draft", monkeypatch, **own) == tuned
+    own, said = {"losses": (), "work": Path("given")}, list[str]()
+    assert arms_of(0.2, "draft", monkeypatch, said.append, **own) == tuned
+    (line,) = [one for one in said if one.endswith(" are not tried.")]
+    assert line.startswith("Their trials fill the time: lora, pard-path, boost:2, layers, small, ")
     assert json.loads(Path("given/costs.json").read_text()).keys() == {"tuned"}
     more = [*tuned, ("lora", "jsd"), ("boost:2", "fkl"), ("small", "fkl+lk-alpha")]
     assert arms_of(0.36, "draft", monkeypatch, losses=(), work=Path("more")) == more

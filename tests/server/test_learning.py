@@ -191,6 +191,7 @@ def test_finished_texts_are_told_and_those_that_opt_out_are_not(tmp_path: Path) 
             {"min_tokens": 2},
             {"presence_penalty": 0.5},
             {"response_format": {"type": "regex", "regex": "[ab]+"}},
+            {"temperature": 1.0, "speculative": {"verifier": "typical"}},
         ):
             post(mine, **fields)
         post(other)
@@ -425,6 +426,14 @@ def test_a_drafter_without_weights_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(PolydraftError, match="--drafter ngram:4 drafts without weights, so that texts would not"),
         learning_client(tmp_path, drafter="ngram:4"),
+    ):
+        pass
+
+
+def test_a_lossy_rule_for_all_texts_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PolydraftError, match="typical acceptance has another: leave --verifier or --learn out"),
+        learning_client(tmp_path, verifier="typical"),
     ):
         pass
 

@@ -78,6 +78,19 @@ def test_texts_are_what_the_target_would_write_and_states_are_those_of_a_plain_p
         torch.testing.assert_close(found["lse"][row, len(prompt) - 1 :], wanted[row, len(prompt) - 1 :])
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("heats", [(1.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.75, 0.5, 0.0)])
+def test_every_prompt_gets_each_temperature_in_turn_and_is_greedy_once(
+    count: int, heats: tuple[float, ...], tmp_path: Path
+) -> None:
+    writing = WritingPlan(tokens=24 * LENGTH, length=LENGTH, rows=24)
+    found = write_shards(HuggingFaceModel(target()), PROMPTS, tmp_path, (), writing, held_out=count, heats=heats)
+    (held,) = (load_file(one) for one in found.held_out)
+    turns = [held["heat"][place::count].tolist() for place in range(count)]
+    for own in turns:
+        assert sorted(own[: len(heats)]) == sorted(heats) and own.count(0.0) == 1
+
+
 def test_what_follows_an_end_is_not_learnt_unless_asked(tmp_path: Path) -> None:
     ends = (2, 5, 11)
     cut, whole = (

@@ -172,6 +172,9 @@ class AlignStages:
             began, left = self.budget.used, [form for form in forms if form.word not in known]
             for number, form in enumerate(left):
                 if len(self._arms(forms, known, first=True)) >= self._most_arms():
+                    self.say(
+                        f"Their trials fill the time: {', '.join(one.word for one in left[number:])} are not tried."
+                    )
                     break
                 if known and self.budget.used - began > min(MEASURING, HALF * self.budget.seconds):
                     self.say(f"There is no time to look at {', '.join(one.word for one in left[number:])}.")
@@ -391,7 +394,7 @@ class AlignStages:
         results = SpeedResults(conditions, self.work.path / "speed.jsonl")
         compare(alone, arms, prompts, settings, results, self.budget.left)
         judged = judge(results.records, self.plan.seed)
-        fastest = max(one.over_plain[one.before].mean for one in judged)
+        fastest = max(one.fastest for one in judged)
         needed = cost.needed(max(PAYS, fastest))
         beside = (
             f"To be {max(PAYS, fastest):.2f}x of plain decoding it would have to be {needed:.2f}." if needed else ""

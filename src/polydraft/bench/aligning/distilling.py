@@ -212,7 +212,7 @@ def _trial(
         write_weights(other.training, distilling.reference(form))
         _drop(work.path / name)
     draft = distilling.new(form, loss)
-    if form.tunes and not number:
+    if form.tunes:
         _keep_start(distilling, draft, form)
     most = budget.left(TRIED) - measuring
     each = _step_of(distilling, draft, inf if first else most / ENOUGH)
@@ -332,7 +332,7 @@ class _Last:
 
 
 def _keep_start(distilling: Distilling, draft: NewHead, form: DraftForm) -> None:
-    """Measure a given draft before its first step, so that nothing that is worse is kept."""
+    """Measure a given draft before the first step of all trials, so that nothing that is worse is kept."""
     if distilling.work.read(CURVE) is None:
         point = distilling.point(draft, 0)
         keep_best(distilling, draft, form, point)

@@ -1,7 +1,7 @@
 """The verdict: plain decoding, what the user had before, and the new draft, side by side by the clock.
 
-"Before" is at each temperature the fastest of what needed no training. It is chosen on the same runs that judge, which
-favours it: so it takes more to be called better.
+"Before" is at each temperature the fastest of what needed no training, plain decoding among it. It is chosen on the
+same runs that judge, which favours it: so it takes more to be called better.
 """
 
 import warnings
@@ -31,7 +31,7 @@ class Judged:
 
     Args:
         temperature: of sampling.
-        before: the name of the fastest arm but the new draft and plain decoding.
+        before: the name of the fastest arm but the new draft; that of plain decoding where nothing is faster.
         ratio: how much faster the new draft is than that.
         over_plain: how much faster than plain decoding each arm is.
         prompts: how many were measured.
@@ -42,6 +42,11 @@ class Judged:
     ratio: Estimate
     over_plain: dict[str, Estimate]
     prompts: int
+
+    @property
+    def fastest(self) -> float:
+        """How much faster than plain decoding what was there before is."""
+        return self.over_plain[self.before].mean if self.before in self.over_plain else 1.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ def _judged(heat: float, records: Sequence[SpeedRecord], seed: int) -> Judged:
     arms = list(dict.fromkeys(one.arm for one in records))
     every = [key for key in dict.fromkeys(one.round for one in records) if all((arm, key) in runs for arm in arms)]
     over_plain = {arm: _ratio(runs, every, arm, PLAIN, seed).total for arm in arms if arm != PLAIN}
-    before = max((arm for arm in over_plain if arm != AFTER), key=lambda arm: over_plain[arm].mean)
+    speeds = {PLAIN: 1.0, **{arm: one.mean for arm, one in over_plain.items() if arm != AFTER}}
+    before = max(speeds, key=lambda arm: speeds[arm])
     prompts = len({(key[0], key[1]) for key in every})
     return Judged(heat, before, _ratio(runs, every, AFTER, before, seed).total, over_plain, prompts)
 

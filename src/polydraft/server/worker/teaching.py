@@ -24,6 +24,7 @@ from polydraft.server.worker.asking import TextRequest
 from polydraft.server.worker.asks import Event
 from polydraft.server.worker.served import LoadedModels
 from polydraft.server.worker.served_versions import MOST_TOKENS
+from polydraft.verifiers import TreeVerifier
 
 LESSON = "lesson"
 """An event that is for the learner alone."""
@@ -46,15 +47,16 @@ class FinishedText:
     mark: str
 
 
-def may_teach(wanted: TextRequest, request: Request) -> bool:
+def may_teach(wanted: TextRequest, request: Request, rule: TreeVerifier) -> bool:
     """Tell whether a text may be learnt from.
 
-    Not one that opted out, nor one whose prompt is nobody else's business, and none whose law is more than the
-    target's at a temperature under filters: grammars, penalties and biases are a request's own.
+    Not one that opted out, nor one whose prompt is nobody else's business, and none whose law is another than the
+    target's at a temperature under filters: grammars, penalties and biases are a request's own, and a lossy rule has a
+    law of its own.
     """
     ask = wanted.ask
     own = ask.learn is not False and not ask.alone and not ask.told
-    return own and not request.law.processors and len(wanted.tokens) < MOST_TOKENS
+    return own and rule.lossless and not request.law.processors and len(wanted.tokens) < MOST_TOKENS
 
 
 class Teaching:
@@ -81,9 +83,9 @@ class Teaching:
         """Whether there is a text to be read."""
         return self.on and (self._reading is not None or bool(self._waiting))
 
-    def begins(self, wanted: TextRequest, request: Request) -> None:
-        """Take note of a text that is begun."""
-        if self.on and may_teach(wanted, request):
+    def begins(self, wanted: TextRequest, request: Request, rule: TreeVerifier) -> None:
+        """Take note of a text that is begun, and whose drafts this rule verifies."""
+        if self.on and may_teach(wanted, request, rule):
             mark = getattr(wanted.draft, "mark", "")
             self._open[wanted.name] = [*wanted.tokens], len(wanted.tokens), request.law.params.temperature, mark
 

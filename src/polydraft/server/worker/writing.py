@@ -69,6 +69,11 @@ class Writing:
         )
         usual = self._usual_methods()
         self.rule = {"verifier": usual[-1].verifier.name, "lossless": all(one.verifier.lossless for one in usual)}
+        if served.learnt and not self.rule["lossless"]:
+            raise InvalidParameter(
+                f"--learn is for texts of the target's own law, and {self.rule['verifier']} has another: leave "
+                "--verifier or --learn out."
+            )
         capacity = served.max_length + ROOM
         models = {id(one): one for own in (*usual, *self._planned.values()) for one in owned_models(own.drafter)}
         check_memory([target, *models.values()], settings.batch_size, capacity)
@@ -224,7 +229,7 @@ class Writing:
                 continue
             self._texts[wanted.name] = _Text(wanted, telling, own)
             if self.teaching is not None:
-                self.teaching.begins(wanted, request)
+                self.teaching.begins(wanted, request, (request.method or self._batch.method).verifier)
             self._say("joined", wanted, {"cached": known, "prompt": len(wanted.tokens)})
 
     def _request(self, wanted: TextRequest) -> tuple[Request, Method | None]:

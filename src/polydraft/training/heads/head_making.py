@@ -261,8 +261,8 @@ def make_head(
     text = write_shards(model, prompts, work / "text", reads, plan.writing, end_ids_of(target))
     if head is None:
         head = _new(target, most_written(text.learnt, model.vocab_size, plan.rows, target.device), reads, plan, None)
-    learnt, asked = Shards(text.learnt), len(plan.writing.fitting(prompts))
-    worth = (lambda: None) if head.drift is not None else partial(_tokens_per_call, head.drafter, model, text, asked)
+    learnt = Shards(text.learnt)
+    worth = (lambda: None) if head.drift is not None else partial(_tokens_per_call, head.drafter, model, text)
     with noting() as interrupted:
         run, began = work / run_name(plan), perf_counter()
         recipe, held_out = plan.recipe, Shards(text.held_out)
@@ -388,7 +388,7 @@ PLACES = 64
 
 
 def _tokens_per_call(
-    drafter: Drafter, model: HuggingFaceModel, text: WrittenShards, prompts: int
+    drafter: Drafter, model: HuggingFaceModel, text: WrittenShards
 ) -> dict[str, tuple[float, ...]] | None:
     """Return what a head is worth on held-out text at temperature 1; None if it cannot be measured so."""
     params = SamplingParams(temperature=1.0)
@@ -397,7 +397,7 @@ def _tokens_per_call(
         check_chains(model, drafter, length)
     except (InvalidParameter, UnpairedScheme):
         return None
-    ids, valid = written_at_one(text, prompts)
+    ids, valid = written_at_one(text)
     there = valid.any(-1)
     ids, valid = ids[there][:TOGETHER], valid[there][:TOGETHER]
     if not len(ids):

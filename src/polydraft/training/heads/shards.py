@@ -207,17 +207,12 @@ def _write(
     os.replace(beside, path)
 
 
-def written_at_one(files: WrittenShards, prompts: int) -> tuple[Int[Tensor, "b t"], Shaped[Tensor, "b t"]]:
-    """Return the held-out texts that were written at temperature 1, and which of their tokens the target wrote.
-
-    Args:
-        files: the shards.
-        prompts: behind how many prompts all texts were written.
-    """
+def written_at_one(files: WrittenShards) -> tuple[Int[Tensor, "b t"], Shaped[Tensor, "b t"]]:
+    """Return the held-out texts that were written at temperature 1, and which of their tokens the target wrote."""
     with safe_open(str(files.held_out[0]), framework="pt") as opened:
-        ids, valid = opened.get_tensor("ids").long(), opened.get_tensor("valid").bool()
-    warm = [text for text in range(len(ids)) if _heat(text, held_out_of(prompts), TEMPERATURES) == 1]
-    return ids[warm], valid[warm]
+        ids, valid, heats = (opened.get_tensor(name) for name in ("ids", "valid", HEAT))
+    warm = heats == 1
+    return ids[warm].long(), valid[warm].bool()
 
 
 def held_out_of(prompts: int) -> int:
@@ -227,8 +222,8 @@ def held_out_of(prompts: int) -> int:
 
 def _heat(text: int, prompts: int, heats: tuple[float, ...]) -> float:
     """Return a text's temperature: greedy once for a prompt, since it would be the same text again."""
-    turn = text // prompts
-    heat = heats[(text + turn) % len(heats)]
+    turn, place = divmod(text, prompts)
+    heat = heats[(place + turn) % len(heats)]
     return heat if heat or turn < len(heats) else max(heats) or 1.0
 
 

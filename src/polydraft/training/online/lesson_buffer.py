@@ -1,11 +1,15 @@
 """Texts that a draft learns from while it serves, within so many bytes: half of them the newest, half from all time.
 
-A text that leaves the newest half is offered to a sample of all texts that have left it, in which each of them stands
-with the same chance (reservoir sampling, Vitter 1985, algorithm R). One text in eight, by a hash of its prompt, is kept
-apart for ever to choose by: it is never learnt from, however often it comes.
+A text that leaves the newest half is offered to a sample of all texts that have left it. Each of them draws a number,
+and those of the lowest numbers stand in the sample, as many as fit from the lowest on. Which these are does not depend
+on when they came (reservoir sampling by random keys; Vitter's algorithm R, 1985, is for texts of one size).
+
+One text in eight, by a hash of its prompt, is kept apart for ever to choose by: it is never learnt from, however often
+it comes. Of these the last text of each prompt is kept, so that nobody who repeats himself counts for many.
 """
 
 import random
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,9 +56,14 @@ class TaughtText:
         return len(self.ids) - self.given
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens that it stands behind."""
+        return self.ids[: self.given]
+
+    @property
     def is_held_out(self) -> bool:
         """Whether it is for choosing, as all texts behind its prompt are."""
-        told = blake2b(repr(self.ids[: self.given]).encode(), digest_size=8).digest()
+        told = blake2b(repr(self.prompt).encode(), digest_size=8).digest()
         return int.from_bytes(told, "little") % HELD_OUT == 0
 
 
@@ -72,8 +81,14 @@ class LessonRing:
     random: random.Random
     most: int | None = None
     newest: deque[TaughtText] = field(default_factory=deque[TaughtText])
-    sample: list[TaughtText] = field(default_factory=list[TaughtText])
+    numbered: list[tuple[float, int, TaughtText]] = field(default_factory=list[tuple[float, int, TaughtText]])
+    bar: float = 1.0
     left: int = 0
+
+    @property
+    def sample(self) -> list[TaughtText]:
+        """The old ones that stay, by the numbers that they drew."""
+        return [one for *_, one in self.numbered]
 
     def add(self, lesson: TaughtText) -> None:
         """Take a lesson; one that is larger than a half is not kept."""
@@ -89,16 +104,21 @@ class LessonRing:
         return few and _size(lessons) <= self.most_bytes // 2
 
     def _offer(self, lesson: TaughtText) -> None:
-        """Let a lesson that is no longer new stand in the sample, or not."""
+        """Let a lesson that is no longer new stand in the sample, or not.
+
+        Where one was left out, all that draw a higher number are: what would fit behind it may not take its place.
+        """
         self.left += 1
-        if self._fit([*self.sample, lesson]):
-            self.sample.append(lesson)
-            return
-        place = self.random.randrange(self.left)
-        if place < len(self.sample):
-            self.sample[place] = lesson
+        number = self.random.random()
+        if number < self.bar:
+            insort(self.numbered, (number, self.left, lesson))
             while not self._fit(self.sample):
-                self.sample.pop(self.random.randrange(len(self.sample)))
+                self.bar = self.numbered.pop()[0]
+
+    def drop(self, prompt: tuple[int, ...]) -> None:
+        """Forget the texts behind a prompt."""
+        self.newest = deque(one for one in self.newest if one.prompt != prompt)
+        self.numbered = [one for one in self.numbered if one[-1].prompt != prompt]
 
     @property
     def lessons(self) -> list[TaughtText]:
@@ -133,7 +153,11 @@ class LessonBuffer:
     def add(self, lesson: TaughtText) -> None:
         """Take a lesson."""
         self.count += 1
-        (self.held_out if lesson.is_held_out else self.learnt).add(lesson)
+        if lesson.is_held_out:
+            self.held_out.drop(lesson.prompt)
+            self.held_out.add(lesson)
+        else:
+            self.learnt.add(lesson)
 
     @property
     def size(self) -> int:

@@ -130,9 +130,18 @@ class OnlineLearner:
                 self._learn_from(self.folder.read(one))
             except Exception:  # noqa: BLE001  whatever is wrong with it, there is an older one
                 continue
+            self.parent = self._kept(str(one.facts.get("parent", "")))
             return one
         self._learn_from(self.base)
         return self.shipped
+
+    def _kept(self, name: str) -> WeightVersion | None:
+        """Return a version by its name, or what nothing was learnt for; None if it is no longer whole."""
+        for one in (one for one in self.folder.versions() if one.name == name):
+            with suppress(OSError, CheckpointError):
+                self.folder.read(one)
+                return one
+        return None if name else self.shipped
 
     def _learn_from(self, weights: Weights) -> None:
         put_weights(self.network, weights)
