@@ -56,7 +56,7 @@ def main() -> None:
             *(given.out / "training", name, RECIPE, stage),
             lambda shape=shape: build_model(shape, RECIPE, int(tokenizer.eos_token_id)),
         )
-        shutil.copytree(made, given.out / name, dirs_exist_ok=True)
+        shutil.copytree(made, given.out / name, ignore=shutil.ignore_patterns("*.bin"), dirs_exist_ok=True)
         tokenizer.save_pretrained(str(given.out / name))
     held_out = (given.out / "training" / "held_out.jsonl").read_text().splitlines()
     prompts = [{"prompt": json.loads(line)["text"][:PROMPT]} for line in held_out]

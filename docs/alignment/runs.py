@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def run(name: str, arguments: list[str]) -> dict[str, Any]:
     """Run the command, and return what it says."""
     command = [sys.executable, "-c", COMMAND, "align", *arguments, "--json"]
     said = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
-    asked = [one for one, before in zip(arguments[1:], arguments, strict=False) if before not in FOLDERS]
+    asked = ["..." if before in FOLDERS else one for before, one in pairwise(arguments)]
     return {"run": name, "asked": asked, "machine": machine(torch.device("cpu")), **said, "folder": None}
 
 
@@ -42,7 +43,7 @@ def row(line: dict[str, Any]) -> str:
     judged, curve = line["verdict"]["judged"], line["curve"]
     best = max(curve, key=lambda one: one["score"]) if curve else None
     over = [one["over_plain"].get("after") for one in judged]
-    refused = "refused" if line["form"] is None else "*better*" if line["verdict"]["better"] else "*no better*"
+    refused = "refused" if best is None else "*better*" if line["verdict"]["better"] else "*no better*"
     cells = [
         line["run"] + ("\\*" if "rounded" in line else ""),
         line["asked"][line["asked"].index("--minutes") + 1],
