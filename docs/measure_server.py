@@ -132,7 +132,7 @@ def main() -> None:
             if name == ENGINE:
                 arms.append(stack.enter_context(engine(asked)))
                 continue
-            process = stack.enter_context(served(asked.port + number, (*options, *SERVERS[name])))
+            process = stack.enter_context(served(asked.port + number, (*SERVERS[name], *options)))
             arms.append(Server(asked.port + number, "--plan" in SERVERS[name], process))
         for clients in asked.clients:  # every kind of batch is met once before the clock runs
             for arm in arms if asked.warm else ():
